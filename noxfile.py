@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import nox
@@ -64,24 +63,11 @@ def reverb(session: nox.Session) -> str:
 
 @nox.session(venv_backend="none")
 def wheels(session: nox.Session) -> None:
-    """Build all wheels and source distributions into dist/ for every installed Python; install them in every way, and use them.
+    """Put all wheels and source distributions into dist/, for every installed Python; install them in every way, and use them.
 
-    With `-- test`, the test suites of every such installation also run on each of these Pythons, as in tox's matrix. That takes hours.
+    Arguments are the Pythons, if not all: `./dev wheels python3.11`.
     """
-    found = [name for name in ("python3.11", "python3.12", "python3.13", "python3.14") if shutil.which(name)]
-    with tempfile.TemporaryDirectory() as place:
-        shutil.rmtree("dist", ignore_errors=True)
-        for number, python in enumerate(found):
-            folder = Path(place, python)
-            sources = ["--sdist"] if number == 0 else []
-            session.run(python, "tools/wheels.py", *sources, "--out", str(folder), external=True)
-            session.run(python, "tools/contents.py", str(folder), external=True)
-            session.run(python, "tools/tryout.py", str(folder), *sources, external=True)
-            shutil.copytree(folder, "dist", dirs_exist_ok=True)
-    if "test" in session.posargs:
-        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "ipc", "all", "demo")
-        matrix = [f"py{python.removeprefix('python').replace('.', '')}-{way}" for python in found for way in ways]
-        session.run("tox", "run", "-e", ",".join(matrix), external=True)
+    session.run("python", "tools/dist.py", *session.posargs, external=True)
 
 
 @nox.session(reuse_venv=False)
@@ -97,7 +83,7 @@ def lowest(session: nox.Session) -> None:
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
     session.run("uv", "pip", "list")
     session.run("python", "tools/installed.py")
-    tests = session.posargs or ["tests/core", "tests/matrix", "tests/cli", "samplers/tests"]
+    tests = session.posargs or ["tests/core", "tests/replay", "tests/net", "tests/matrix", "tests/cli", "samplers/tests"]
     session.run("python", "-m", "pytest", *tests)
 
 

@@ -22,9 +22,7 @@ RUNS = {"run": ("stream", "measure streams; writes JSON, Markdown and a picture"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Echo measured against its rivals."
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Echo measured against its rivals.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command, (suite, title) in RUNS.items():
         run = commands.add_parser(command, help=title)
@@ -69,9 +67,7 @@ class _Progress:
     def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def __call__(
-        self, done: int, total: int, case: Case, system: str, result: Result | None
-    ) -> None:
+    def __call__(self, done: int, total: int, case: Case, system: str, result: Result | None) -> None:
         if result is None:
             return
         left = (time.monotonic() - self._start) / done * (total - done)

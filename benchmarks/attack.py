@@ -66,6 +66,7 @@ def target(name: str, payload_name: str, workers: int, folder: Path) -> Target:
     shown = [f"{common}&tls_certificate={identity.certificate}&tls_key={identity.key}" for identity in (worker, expired)]
     return Target(learner, *shown)
 
+
 class Round(NamedTuple):
     """What was seen for a while."""
 

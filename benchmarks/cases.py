@@ -50,9 +50,7 @@ MODES: dict[str, Mode] = {
         Mode("ready", "sample() with a batch ready", "batches", CALL),
         Mode("submit", "submit(), per call", "inprocess", CALL),
         Mode("submit-batch", "submit_batch() of 64, per sample", "inprocess-batch", CALL),
-        Mode(
-            "latency", "idle send → sample, batch of 1, p50", "tcp", Metric("p50_us", "µs", False)
-        ),
+        Mode("latency", "idle send → sample, batch of 1, p50", "tcp", Metric("p50_us", "µs", False)),
         Mode("weights", "publish() → weights() of a waiting worker, p50", "weights", Metric("p50_us", "µs", False)),
         Mode("publish", "publish() of 10 MB of weights that a worker reads, median call", "weights", Metric("publish_us", "µs per call", False)),
         Mode(
@@ -161,14 +159,8 @@ def select(patterns: Iterable[str] | None, quick: bool, cases: Mapping[str, Any]
         return [case for case in cases.values() if case.quick or not quick]
     chosen: list[Any] = []
     for pattern in patterns:
-        matched = [
-            case
-            for name, case in cases.items()
-            if fnmatch(name, pattern) or name.startswith(f"{pattern}/")
-        ]
+        matched = [case for name, case in cases.items() if fnmatch(name, pattern) or name.startswith(f"{pattern}/")]
         if not matched:
-            raise ValueError(
-                f"no case matches '{pattern}'; python -m benchmarks cases lists them all"
-            )
+            raise ValueError(f"no case matches '{pattern}'; python -m benchmarks cases lists them all")
         chosen += [case for case in matched if case not in chosen]
     return chosen

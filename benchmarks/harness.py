@@ -65,9 +65,7 @@ def run(
     notes: list[str] = []
     described = machine.describe()
     if described["machine"]["load"] > BUSY:
-        notes.append(
-            f"the machine was busy when the run began: load {described['machine']['load']}"
-        )
+        notes.append(f"the machine was busy when the run began: load {described['machine']['load']}")
     present: dict[str, str] = {}
     for name in systems:
         try:
@@ -75,9 +73,7 @@ def run(
         except PackageNotFoundError as missing:
             notes.append(f"{name} is skipped: {missing.name} is not installed{hint(adapters.SYSTEMS[name])}")
     able = {name: abilities(suite, name, notes) for name in present}
-    plan = [
-        (case, [name for name in present if modes[case.mode].needs in able[name]]) for case in cases
-    ]
+    plan = [(case, [name for name in present if modes[case.mode].needs in able[name]]) for case in cases]
     total, done = settings.repeat * sum(len(names) for _, names in plan), 0
     results: list[Result] = []
     for case, names in plan:

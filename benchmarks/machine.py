@@ -55,9 +55,7 @@ def _revision() -> dict[str, Any]:
     """The commit measured, and whether tracked files differ from it."""
 
     def git(*args: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:

@@ -47,10 +47,7 @@ class Payload:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each leaf."""
-        return tuple(
-            int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
-            for leaf in self.leaves
-        )
+        return tuple(int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize for leaf in self.leaves)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:

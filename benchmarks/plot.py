@@ -69,9 +69,7 @@ def draw(results: Results, path: Path) -> None:
     columns = min(3, max(1, len(panels)))
     rows = -(-max(1, len(panels)) // columns)
     with plt.rc_context(style()):
-        figure, axes = plt.subplots(
-            rows, columns, figsize=(5.4 * columns, 3.7 * rows + 0.9), squeeze=False
-        )
+        figure, axes = plt.subplots(rows, columns, figsize=(5.4 * columns, 3.7 * rows + 0.9), squeeze=False)
         for axis, panel in zip(axes.flat, panels, strict=False):
             panel.draw(axis, results, panel)
         for axis in list(axes.flat)[len(panels) :]:
@@ -132,9 +130,7 @@ def _panels(results: Results) -> list[Panel]:
     )
     calls = groups("ready", suffix="\nsample()") + groups("submit", suffix="\nsubmit()")
     panels.append(Panel("Cost of one call", "µs", calls, False, _rates))
-    panels.append(
-        Panel("Latency of single samples, idle link", "µs", groups("latency"), False, _latency)
-    )
+    panels.append(Panel("Latency of single samples, idle link", "µs", groups("latency"), False, _latency))
     return [panel for panel in panels if panel.groups]
 
 
@@ -238,10 +234,7 @@ def _scale(axis: Axes, panel: Panel, top: list[float]) -> None:
 def _decorate(figure: Figure, results: Results, height: float) -> None:
     machine, revision = results.content["machine"], results.content["git"]["revision"]
     used = [s for s in SERIES if s.system in results.systems]
-    handles = [
-        Rectangle((0, 0), 1, 1, fc=s.colour, ec="white", hatch="////" if s.batched else None)
-        for s in used
-    ]
+    handles = [Rectangle((0, 0), 1, 1, fc=s.colour, ec="white", hatch="////" if s.batched else None) for s in used]
     labels = []
     for series in used:
         version = results.content["systems"][series.system]

@@ -13,13 +13,15 @@ from typing import Any, NoReturn
 
 from benchmarks.payloads import PAYLOADS
 from benchmarks.processes import allow_open_files, die_with_reader
+from echo_core.wire.protocol import PROTOCOL_VERSION
 
+HELLO = b"ECHO" + bytes([PROTOCOL_VERSION, 1, 0, 0])  # how a worker begins
 PARALLEL = 200  # connections of an attack that holds them open
-GARBAGE = (b"\0" * 64, b"ECHO\3\1\0\0\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(512))
+GARBAGE = (b"\0" * 64, HELLO + b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(512))
 
 #: How a handshake begins, for those who never finish one.
 BEGINNINGS = {
-    "tcp": b"ECHO\3\1\0\0\0\1\0\0" + b" " * 256,
+    "tcp": HELLO + b"\0\1\0\0" + b" " * 256,
     "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 256,
     **dict.fromkeys(("tcps", "grpcs"), b"\x16\x03\x01\x02\0\1\0\1\xfc\x03\x03" + b"\0" * 256),
 }
@@ -79,7 +81,7 @@ def replays(address: Any) -> NoReturn:
     """Replay, byte for byte, the handshake of a worker that was let in."""
     from echo_core.base.errors import EchoError
     from echo_core.spec.spec import Spec
-    from echo_core.wire.handshake import ClientHandshake
+    from echo_net.handshake import ClientHandshake
 
     spec, token = Spec.from_example(PAYLOADS["20B"].example()), os.environ["ECHO_TOKEN"].splitlines()[0].encode()
     hello = proof = b""
@@ -101,8 +103,8 @@ def replays(address: Any) -> NoReturn:
 def downgrades(address: Any) -> NoReturn:
     """An older protocol, and a handshake without the proof that was asked for, in turn."""
     from echo_core.base.errors import EchoError
-    from echo_core.wire.handshake.messages import MESSAGE
     from echo_core.wire.protocol import dump_json
+    from echo_net.handshake.messages import MESSAGE
 
     def message(kind: int, version: int, **body: Any) -> bytes:
         text = dump_json(body)
@@ -158,7 +160,7 @@ class _Door:
 
     def __init__(self, address: Any) -> None:
         from echo_core.plugins import discovery
-        from echo_core.wire.channel import ChannelTransport
+        from echo_net.channel import ChannelTransport
 
         transport = discovery.transport_class(address.scheme)
         self._channel: Any = None

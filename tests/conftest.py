@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind, skip_what_is_missing  # noqa: F401
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind, skip_what_is_missing  # noqa: F401
 
 
 @pytest.fixture(scope="session")

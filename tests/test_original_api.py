@@ -139,7 +139,7 @@ def test_close_of_a_client_whose_learner_is_gone_raises() -> None:
         client = TcpClient("localhost", server.port, transition(), reconnect=False)
         for _ in range(20):
             client.send(transition())
-    with pytest.raises(ConnectionClosedError, match="samples not acknowledged"):
+    with pytest.raises(ConnectionClosedError, match="samples .*not acknowledged"):
         client.close()
 
 
@@ -155,6 +155,23 @@ def test_attributes_that_programs_of_the_original_read() -> None:
         client.send(transition())
         client.wait()
         assert client._in_flight_count == 0
+
+
+def test_errors_have_the_words_by_which_programs_of_the_original_know_them() -> None:
+    from echo_core import Server, TcpClient, TcpTransport, TrajectoryAccumulator
+
+    with Server(transition(), 1, TcpTransport(port=0)) as server:
+        with pytest.raises(ValueError, match="Server spec mismatch: leaf 'obs'"):
+            TcpClient("localhost", server.port, transition() | {"obs": np.zeros(8, np.float32)})
+        client = TcpClient("localhost", server.port, transition())
+        with pytest.raises(ValueError, match="leaf 'obs' must have shape .*Payload size is 8 bytes instead of 16"):
+            client.send(transition() | {"obs": np.zeros(2, np.float32)})
+        client.close()
+    accumulator = TrajectoryAccumulator({"step": {"obs": np.zeros((3, 2), np.float32)}})
+    for _ in range(3):
+        accumulator.add("step", {"obs": np.ones(2)})
+    with pytest.raises(IndexError, match="Timescale 'step' has 3 slots, but you tried to add at index 3"):
+        accumulator.add("step", {"obs": np.ones(2)})
 
 
 def test_sending_after_the_end_is_a_connection_closed_error() -> None:

@@ -1,4 +1,4 @@
-"""Write echo_core/server/statistics/meanings.py, the texts of Prometheus' # HELP lines, from the tables of docs/stats.md.
+"""Write echoctl/meanings.py, the texts of Prometheus' # HELP lines, from the tables of docs/stats.md.
 
     python tools/meanings.py            # writes the module
     python tools/meanings.py --check    # writes nothing; the exit code is 1 if the module does not agree with the page
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "stats.md"
-MODULE = ROOT / "echo_core" / "src" / "echo_core" / "server" / "statistics" / "meanings.py"
+MODULE = ROOT / "echoctl" / "src" / "echoctl" / "meanings.py"
 HEAD = '"""What each figure of `Server.stats()` means, for Prometheus. Made by tools/meanings.py from docs/stats.md: change neither here."""\n'
 
 

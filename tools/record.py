@@ -7,7 +7,7 @@ none` selects those that need nothing but echo-core. A test therefore runs once,
 environments are given the same folder.
 
 `--outcomes FILE` writes one JSON object: the outcome of each test by its id, and the tests that were left to other environments.
-tools/suites.py reads these files to find the tests that no environment has run.
+tools/suites.py reads these files to find the tests that no environment has run. With pytest-xdist (`-n 3`) the file is the same.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-EVERYWHERE = {"echo-core"}  # these are installed in every environment
+EVERYWHERE = {"echo-core", "echo-testing"}  # these are installed in every environment
 WORST = ("passed", "skipped", "xfailed", "failed", "error")  # if the parts of one test differ, the one that is later in this list counts
 
 
@@ -33,7 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.outcomes:
-        config.pluginmanager.register(Recorder(config.option.outcomes), "outcomes")
+        # Of pytest-xdist's processes, those that run tests have a `workeroutput`, and the one that started them gets every report.
+        recorder = Deselected(config.workeroutput) if hasattr(config, "workeroutput") else Recorder(config.option.outcomes)
+        config.pluginmanager.register(recorder, "outcomes")
 
 
 def needed(item: pytest.Item) -> set[str]:
@@ -64,6 +67,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
+class Deselected:
+    """Tells the process that records which tests are left to other environments: pytest-xdist collects in its workers only."""
+
+    def __init__(self, output: dict[str, Any]) -> None:
+        self.output = output
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.output["elsewhere"] = [*self.output.get("elsewhere", ()), *(item.nodeid for item in items)]
+
+
 class Recorder:
     """Keeps outcomes by test id; a module that could not be collected counts as one test with the module's id."""
 
@@ -71,11 +84,15 @@ class Recorder:
         self.file = file
         self.outcomes: dict[str, str] = {}
         self.reasons: dict[str, list[str]] = {}  # for skipped tests: what skipped it, a file or "a marker", and the reason
-        self.elsewhere: list[str] = []
+        self.elsewhere: dict[str, None] = {}  # a set that keeps the order
         self.begun = time.time()
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.elsewhere += [item.nodeid for item in items]
+        self.elsewhere |= dict.fromkeys(item.nodeid for item in items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.elsewhere |= dict.fromkeys(getattr(node, "workeroutput", {}).get("elsewhere", ()))  # one that died has said nothing
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
@@ -103,7 +120,7 @@ class Recorder:
             "seconds": round(time.time() - self.begun, 1),
             "outcomes": self.outcomes,
             "reasons": self.reasons,
-            "elsewhere": self.elsewhere,
+            "elsewhere": [*self.elsewhere],
         }
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps(record, indent=0))

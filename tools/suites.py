@@ -1,6 +1,7 @@
-"""Run tox's environments, four at a time, and print the outcome of all tests in the last line.
+"""Run tox's environments, several at a time, and print the outcome of all tests in the last line.
 
     python tools/suites.py                    # every environment of tox.ini whose Python is installed
+    python tools/suites.py --quick            # a choice of tests on one Python, about five minutes: the environment `quick`
     python tools/suites.py py311-tcp ...      # these
 
 The wheels are built once for each Python: first those that most environments use, the others meanwhile. A test that no environment has
@@ -30,10 +31,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "outcomes"
 RAN = {"passed", "failed", "error", "xfailed"}
-KIT = "echo_core/testing/"
+KIT = "echo_testing/"
 SHOWN = 400  # the number of log lines shown of an environment that failed
 REPEATED = 80  # the number of lines repeated of it at the very end
 QUIET = 60.0  # seconds after which a line lists the running environments
+USUAL = {"whole": 27 * 60.0, "quick": 5 * 60.0}  # seconds on 2 cores, for a checkout in which nothing has run yet
+# What the environment `quick` installs.
+QUICK_PROJECTS = ("echo_core", "echo_net", "echo_replay", "echo_testing", "samplers", "plugins/echo_tcp", "plugins/echo_shm")
 
 
 @dataclass
@@ -73,13 +77,14 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def build(python: str, *gently: str) -> int:
-    """Build the wheels that environments will install; `gently`: what to run that with."""
+def build(python: str, *projects: str, others: bool = False) -> int:
+    """Build the wheels that environments will install, of all projects by default. Says how far it is, unless tests run meanwhile (`others`)."""
     say(f"building the wheels for {python}")
     begun = time.monotonic()
-    done = subprocess.run([*gently, python, str(ROOT / "tools" / "wheels.py")], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [*(("nice", "-n", "15") if others else ()), python, str(ROOT / "tools" / "wheels.py"), *projects]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE if others else None, text=True, check=False)
     if done.returncode:
-        say(done.stdout + done.stderr)
+        say(done.stdout + (done.stderr or ""))
     say(f"{python}: wheels {'failed' if done.returncode else 'built'} in {time.monotonic() - begun:.0f} s")
     return done.returncode
 
@@ -195,40 +200,82 @@ def left_out(outcomes: list[Outcome]) -> int:
     return len(lines)
 
 
+class Durations:
+    """How long the last runs took, in build/durations.json: seconds by `whole` or `quick`."""
+
+    def __init__(self) -> None:
+        self.file = ROOT / "build" / "durations.json"
+
+    def told(self, kind: str) -> str:
+        seconds = self._read().get(kind)
+        if seconds is None:
+            return f"it usually takes about {USUAL[kind] / 60:.0f} minutes on 2 cores, and some minutes more the first time, to compile Echo"
+        return f"the last time it took {seconds / 60:.0f} minutes" if seconds >= 90 else f"the last time it took {seconds:.0f} s"
+
+    def keep(self, kind: str, seconds: float) -> None:
+        self.file.write_text(json.dumps(self._read() | {kind: round(seconds)}))
+
+    def _read(self) -> dict[str, float]:
+        try:
+            found: dict[str, float] = json.loads(self.file.read_text())
+            return found
+        except (OSError, ValueError):
+            return {}
+
+
+def announcement(kind: str | None, wanted: list[str], jobs: int) -> str:
+    """What will be run, and how long that takes. Of a choice of environments nobody knows."""
+    many = f"{len(wanted)} environment{'s' * (len(wanted) != 1)}, {jobs} at a time: {', '.join(wanted)}"
+    if kind is None:
+        return f"this runs {many}"
+    what = "a choice of tests on one Python" if kind == "quick" else "all tests on every Python that is installed"
+    return f"this runs {what} ({many}); {Durations().told(kind)}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT")
     parser.add_argument("--jobs", type=int, default=4, help="how many environments run at the same time")
+    parser.add_argument("--quick", action="store_true", help="a choice of tests on one Python")
     arguments = parser.parse_args()
     begun = time.monotonic()
     listed = environments()
     wanted = arguments.environments or listed
+    kind = None if arguments.environments else "whole"
+    if arguments.quick:
+        here = [python for python in dict.fromkeys(map(python_of, listed)) if is_here(python)]
+        if arguments.environments or not here:
+            parser.error("--quick chooses the environment itself" if here else f"none of these is installed: {', '.join(sorted(set(map(python_of, listed))))}")
+        wanted, kind = [here[0].replace("python3.", "py3") + "-quick"], "quick"
     pythons = Counter(python_of(name) for name in wanted)
     missing = {python for python in pythons if not is_here(python)}
     for python in sorted(missing):
         say(f"{python} is not installed; these environments are left out: {', '.join(name for name in wanted if python_of(name) == python)}")
     wanted = [name for name in wanted if python_of(name) not in missing]
+    say(announcement(kind, wanted, arguments.jobs))
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     here = sorted(pythons.keys() - missing, key=lambda python: -pythons[python])
-    if any(build(python) for python in here[:1]):
+    if any(build(python, *(QUICK_PROJECTS if arguments.quick else ())) for python in here[:1]):
         return 1
     # Tests wait a lot, and these wheels are needed last. An environment that comes before its wheels are built waits for them.
     rest = here[1:]
-    threading.Thread(target=lambda: [build(python, "nice", "-n", "15") for python in rest], daemon=True).start()
+    threading.Thread(target=lambda: [build(python, others=True) for python in rest], daemon=True).start()
     outcomes = Runner().all(wanted, arguments.jobs)
     total = sum((outcome.counts for outcome in outcomes), Counter[str]())
     # Only the first Python of the list runs all suites; another Python does not replace it.
     suites = {name for name in listed if python_of(name) == python_of(listed[0])}
     if suites <= set(wanted):
         total["error"] += left_out(outcomes)
-    elif not arguments.environments:
+    elif kind == "whole":
         say(f"{python_of(listed[0])} runs every suite; without it most tests were not run")
         total["error"] += 1
     for outcome in outcomes:
         if outcome.code:
             say(failures(outcome.name))
     seconds = time.monotonic() - begun
+    if kind:
+        Durations().keep(kind, seconds)
     bar = "=" * 20
     say(f"{bar} {told(total)} in {seconds:.2f}s ({int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}) {bar}")
     return int(total["failed"] + total["error"] > 0 or any(outcome.code for outcome in outcomes))

@@ -139,14 +139,15 @@ def build(project: str, out: Path, kinds: list[str], python: Path) -> None:
         shutil.rmtree(partial)
 
 
-def build_all(wanted: list[str], out: Path, kinds: list[str], tag: str) -> None:
+def build_all(wanted: dict[str, list[str]], out: Path, tag: str) -> None:
+    """Build what is wanted of each project: its wheel, its source distribution or both."""
     python = tools(tag)
     if "echo_core" in wanted:
-        build(wanted.pop(0), out, kinds, python)
+        build("echo_core", out, wanted.pop("echo_core"), python)
     (core,) = out.glob("echo_core-*.whl")
     uv("pip", "install", "--quiet", "--python", python, "--reinstall-package", "echo-core", "--refresh-package", "echo-core", core)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda project: build(project, out, kinds, python), wanted))
+        list(pool.map(lambda project: build(project, out, wanted[project], python), wanted))
 
 
 def content(project: str) -> dict[str, Any]:
@@ -172,16 +173,18 @@ def main() -> None:
         return
     tag = f"{sys.implementation.name}{sysconfig.get_config_var('py_version_nodot')}"
     out = (arguments.out or ROOT / "build" / "wheels" / f"{tag}-{digest_of_sources()}").resolve()
-    kinds = ["--wheel", "--sdist"] if arguments.sdist else ["--wheel"]
+    kinds = {"--wheel": "whl", "--sdist": "tar.gz"} if arguments.sdist else {"--wheel": "whl"}
     chosen = arguments.projects or PROJECTS
     with alone(f"wheels-{tag}"):
         if arguments.out:
             shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
-        wanted = [name for name in PROJECTS if name in chosen and not list(out.glob(f"{distribution(name)}-*.whl"))]
-        if wanted:
+        lacking = {
+            name: [kind for kind, ending in kinds.items() if not list(out.glob(f"{distribution(name)}-*.{ending}"))] for name in PROJECTS if name in chosen
+        }
+        if wanted := {name: which for name, which in lacking.items() if which}:
             say("Echo is built once for these sources and this Python; that takes some minutes")
-            build_all(wanted, out, kinds, tag)
+            build_all(wanted, out, tag)
     print(out)
 
 

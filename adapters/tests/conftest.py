@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, skip_what_is_missing  # noqa: F401
+from echo_testing.fixtures import config_home, no_settings_of_the_user, skip_what_is_missing  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parent))  # one module of tests uses the environments of another
 

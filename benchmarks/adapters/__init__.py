@@ -12,18 +12,12 @@ from benchmarks.systems import Entry
 __all__ = ["SYSTEMS", "Entry", "load", "version"]
 
 SYSTEMS: dict[str, Entry] = {
-    "echo": Entry(
-        "benchmarks.adapters.echo_core:EchoCore", ("echo-core", "echo-samplers", "echo-tcp")
-    ),
+    "echo": Entry("benchmarks.adapters.echo_core:EchoCore", ("echo-core", "echo-samplers", "echo-tcp")),
     "echo-shm": Entry("benchmarks.adapters.echo_core:EchoShm", ("echo-shm", "echo-core", "echo-samplers")),
-    "echo-shm-private": Entry(
-        "benchmarks.adapters.echo_core:EchoShmPrivate", ("echo-shm", "echo-core", "echo-samplers")
-    ),
+    "echo-shm-private": Entry("benchmarks.adapters.echo_core:EchoShmPrivate", ("echo-shm", "echo-core", "echo-samplers")),
     "id-echo": Entry("benchmarks.adapters.id_echo:IdEcho", ("id-echo",)),
     "pyzmq": Entry("benchmarks.adapters.pyzmq:PyZmq", ("pyzmq",)),
-    "echo-grpc": Entry(
-        "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
-    ),
+    "echo-grpc": Entry("benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")),
     "echo-grpc-inplace": Entry("benchmarks.adapters.echo_core:EchoGrpcInPlace", ("echo-grpc", "echo-core", "echo-samplers")),
     "echo-tcp-checksum": Entry("benchmarks.adapters.echo_core:EchoTcpChecksum", ("echo-tcp", "echo-core", "echo-samplers", "crc32c")),
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),

@@ -40,9 +40,7 @@ class GrpcLearner(MessageLearner):
         self._arrived: queue.Queue[bytes] = queue.Queue(maxsize=3 * batch_size)
         self._grpc = grpc.server(ThreadPoolExecutor(max_workers=connections), options=OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
-        self._grpc.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("benchmarks.Experience", {"Stream": handler}),)
-        )
+        self._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("benchmarks.Experience", {"Stream": handler}),))
         self.address = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
         self._grpc.start()
 
@@ -117,6 +115,7 @@ class GrpcFullLearner(GrpcLearner):
             message = memoryview(self._arrived.get())
             samples.extend(message[at : at + size] for at in range(0, len(message), size))
         return [samples.popleft() for _ in range(self.batch_size)]
+
 
 class GrpcKeptLearner(GrpcFullLearner):
     """The same with every byte copied once, to where the learner wants it."""

@@ -22,12 +22,12 @@ extensions = [
         f"echo_shm.{name}",
         [str(package / f"{name}.pyx")],
         language="c++",
-        depends=[str(package / "lane.hpp"), str(package / "board.hpp"), str(package / "_direct.pxd"), *[str(path) for path in sorted(capi.glob("*.h"))]],
+        depends=[str(path) for path in (*package.glob("*.hpp"), *package.glob("*.pxd"), *capi.parent.glob("**/*.h"), *capi.parent.glob("**/*.hpp"))],
         # capi.pxd names the header relative to the package it lies in.
         include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
         extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function", *flags],
     )
-    for name in ("_direct", "_reserve", "_copier", "_board")
+    for name in ("_direct", "_reserve", "_copier", "_board", "_reaper")
 ]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
 if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from echo_core.store.sampler import Sampler
-from echo_core.testing import SamplerContract
 from echo_samplers.fifo import Fifo
 from echo_samplers.heaps import MaxHeap, MinHeap
 from echo_samplers.hot_cold import HotCold
 from echo_samplers.lifo import Lifo
 from echo_samplers.prioritized import Prioritized
 from echo_samplers.uniform import Uniform
+from echo_testing import SamplerContract
 
 
 class TestFifo(SamplerContract):

@@ -64,9 +64,9 @@ class Serving:
         )  # fmt: skip
         assert self.process.stdout is not None
         self.facts = json.loads(self.process.stdout.readline() or json.dumps({"error": self.process.communicate()[1]}))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "error" not in self.facts and not self.address_file.exists():
-            assert time.monotonic() < deadline, "no address file in 20 s"
+            assert time.monotonic() < deadline, "no address file in 60 s"
             time.sleep(0.02)
 
     @property

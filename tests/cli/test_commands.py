@@ -6,14 +6,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from echo_core.base.installing import how_to_install
+from echo_testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "click", "rich")
 
@@ -225,10 +228,90 @@ class TestSlow:
     assert (done.json["passed"], done.json["skipped"], done.json["not_run"]) == (1, 0, 1)
     assert [failure["clause"] for failure in done.json["failed"]] == ["TestSlow.test_second"]
     assert done.json["hung"] == "stopped after 8 s (--timeout): TestSlow.test_third was running"
-    child = Path("/proc", (tmp_path / "children").read_text(), "stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", "nothing that it started goes on"
+    child = int((tmp_path / "children").read_text())
+    until(lambda: has_ended(child), "what the clause started ends")
     shown = echoctl("plugins", "check", "echo-tcp", "--tests", "test_slow.py", "--timeout", 8)
     assert shown.code == 1 and "TestSlow.test_third was running" in shown.out and "1 clause passed, 1 failed" in shown.out
+
+
+def has_ended(pid: int) -> bool:
+    """A killed process needs a moment to end, and is a zombie until its parent asks for it."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_check_that_is_ended_takes_its_children_along(tmp_path: Path, number: int) -> None:
+    (tmp_path / "test_slow.py").write_text("""
+import os, subprocess, time
+
+class TestSlow:
+    def test_it(self):
+        child = subprocess.Popen(["sleep", "600"])
+        with open("children.part", "w") as file:
+            file.write(f"{os.getpid()} {child.pid}")
+        os.rename("children.part", "children")
+        time.sleep(600)
+""")
+    command = [sys.executable, "-m", "echoctl", "plugins", "check", "echo-tcp", "--tests", "test_slow.py"]
+    check = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until((tmp_path / "children").exists, "the kit runs")
+    check.send_signal(number)
+    assert check.wait(60) != 0
+    for child in (tmp_path / "children").read_text().split():
+        until(lambda child=child: has_ended(int(child)), f"process {child}, which it started, ends")
+
+
+def made_transport(echoctl, tmp_path: Path, before: str, after: str) -> str:
+    """The scaffold's transport with one change, as if installed; returns the PYTHONPATH for it."""
+    echoctl("init", "plugin", "transport", "faulty")
+    site = tmp_path / "echo-faulty" / "src"
+    source = site / "echo_faulty" / "transport.py"
+    assert before in source.read_text()
+    source.write_text(source.read_text().replace(before, after))
+    info = site / "echo_faulty-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-faulty\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[echo.transports]\nfaulty = echo_faulty\n")
+    return os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("return FaultyChannel(self._sock.accept()[0])", "raise KeyError('lost')", "cannot accept clients: KeyError('lost')"),
+        ("self._sock.sendall(buffer)", "raise ValueError('nothing goes')", "nothing goes"),
+        ('scheme = "faulty"', 'scheme = "fualty"', ""),  # found before anything runs
+    ],
+)
+def test_a_transport_by_which_nothing_arrives_fails_in_one_clause_that_says_why(echoctl, tmp_path: Path, before: str, after: str, why: str) -> None:
+    path = made_transport(echoctl, tmp_path, before, after)
+    done = echoctl("plugins", "check", "echo-faulty", "--json", PYTHONPATH=path)
+    if not why:
+        assert done.code == 3 and "write scheme = 'faulty'" in done.out + done.err
+        return
+    (failure,) = done.json["failed"]
+    assert done.code == 1 and failure["clause"] == "TestFaulty.test_a_sample_arrives"
+    assert "no sample arrives: " in failure["why"] and why in failure["why"]
+    assert done.json["passed"] == 0 and done.json["skipped"] == 0 and done.json["not_run"] > 100
+    shown = echoctl("plugins", "check", "echo-faulty", PYTHONPATH=path)
+    assert f"{done.json['not_run']} not run" in shown.out and why in " ".join(shown.out.split())
+
+
+def test_the_scaffolds_name_modules_that_exist_and_use_the_helpers_of_the_guide() -> None:
+    from echoctl.scaffold import CONTRACTS, SAMPLER, SHARED, TRANSPORT
+
+    for kind, files in (("transport", TRANSPORT), ("sampler", SAMPLER)):
+        text = "\n".join([*SHARED.values(), *files.values()]).replace("@contract@", CONTRACTS[kind])
+        named = set(re.findall(r"echo_core(?:\.[a-z_]+)+", text))
+        assert CONTRACTS[kind] in named
+        for name in named:
+            import_module(name)
+    guide = (Path(__file__).parents[2] / "docs" / "plugins" / "sampler.md").read_text()
+    helpers = set(re.findall(r"check_[a-z]+", guide))
+    assert helpers and helpers <= set(re.findall(r"check_[a-z]+", "".join(SAMPLER.values())))
 
 
 def test_a_kit_whose_process_dies_names_the_clause(echoctl, tmp_path: Path) -> None:

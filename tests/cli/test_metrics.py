@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Queue, Server, Table
-from echo_core.server.statistics.prometheus import Exporter, exposition
+from echoctl.prometheus import Exporter, exposition
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
@@ -82,3 +82,36 @@ def test_a_probe_says_whether_clients_can_connect() -> None:
         assert status() == 503
     finally:
         exporter.close()
+
+
+def test_core_names_the_extra_if_echoctl_is_not_installed(python) -> None:
+    python(
+        """
+        import sys
+        sys.modules["echoctl"] = None  # any import of it now fails
+        try:
+            from echo_core.server.statistics.prometheus import Exporter
+        except ImportError as error:
+            assert "Exporter is part of echoctl" in str(error) and "echo-core[metrics]" in str(error), error
+        else:
+            raise AssertionError("it was found")
+        """
+    )
+    python(
+        """
+        from echo_core.server.statistics.prometheus import Exporter, exposition
+        import echoctl.prometheus
+        assert Exporter is echoctl.prometheus.Exporter and exposition is echoctl.prometheus.exposition
+        """
+    )
+
+
+def test_figures_of_others_are_exposed() -> None:
+    figures = {"epoch": 3, "who": "me", "tasks_total": 7, "samples": 2}
+    with Server({"x": np.zeros(2, np.float32)}, 4) as server:
+        server.add_stats("es", lambda: figures)
+        text = exposition(server.stats())
+    assert "# TYPE echo_es_epoch gauge\necho_es_epoch 3\n" in text
+    assert "# TYPE echo_es_tasks_total counter\necho_es_tasks_total 7\n" in text
+    assert "# TYPE echo_es_samples gauge\n" in text
+    assert "me" not in [line.split()[-1] for line in text.splitlines()]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.testing.processes import until
+from echo_testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-tcp", "click")
 
@@ -43,6 +43,23 @@ def test_a_relay_announces_itself_passes_on_and_ends(tmp_path: Path) -> None:
             relay.send_signal(signal.SIGTERM)
             assert relay.wait(20) == 0
             assert not place.exists()
+        finally:
+            relay.kill()
+            relay.communicate()
+
+
+def test_a_relay_ends_with_the_job() -> None:
+    with Server(EXAMPLE, 4, "tcp://127.0.0.1:0", token=TOKEN) as learner:
+        learner.publish({"w": np.ones(3)})
+        relay = start(str(learner.address), "tcp://127.0.0.1:0")
+        try:
+            assert relay.stdout is not None
+            address = json.loads(relay.stdout.readline())["addresses"][0]
+            with Client(learner.address, EXAMPLE, token=TOKEN, weights=address) as worker:
+                assert worker.weights().version == 1
+                learner.close()
+                until(lambda: worker.ended, "the worker is told")
+            assert relay.wait(20) == 0
         finally:
             relay.kill()
             relay.communicate()

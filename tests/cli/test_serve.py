@@ -18,6 +18,7 @@ import pytest
 
 from echo_core import Client, EchoError
 from echo_core.client.observer import Observer
+from echo_testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "click", "rich")
 
@@ -39,7 +40,9 @@ def test_a_server_announces_itself_serves_and_drains(serve, number: int) -> None
     with Client(server.address, EXAMPLE) as client:
         client.send_batch(samples(1))
         client.wait(10)
-    done = server.end(number)
+        done = server.end(number)
+        until(lambda: not client.stats()["connected"], "the worker hears of it")
+        assert client.ended == (number == signal.SIGINT), "Ctrl-C ends the job, and after SIGTERM the server may come back"
     assert done.code == 0 and "1 sample received, 0 batches taken, 1 sample left" in done.err
     assert not server.address_file.exists()
 
@@ -108,7 +111,7 @@ def test_top_sees_workers_rates_and_who_waits(serve, echoctl) -> None:
         first, second = map(json.loads, done.out.splitlines())
         assert second["stored"] == second["capacity"] == 12 and second["fill"] == 1
         (worker,) = second["workers"]
-        assert (worker["name"], worker["samples"], worker["state"]) == ("rack/1", 12, "waiting for space")
+        assert (worker["name"], worker["inserted"], worker["state"]) == ("rack/1", 12, "waiting for space")
         assert second["time"] > first["time"] and worker["since"] > 0.2
         assert second["waits"][0].startswith("rack/1 waits for space, for ")
         assert second["waits"][0].endswith("s: " + worker["waits_for"]) and worker["waits_for"].startswith("12 samples wait in 3 of 3 batch buffers")
@@ -157,7 +160,7 @@ def test_top_has_a_row_for_each_table(serve, echoctl, tmp_path: Path) -> None:
         assert (rows["replay"]["holds"], rows["queue"]["holds"]) == ("nobody", "the learner")
         assert any(text.startswith("the limiter holds the learner, for ") and "table 'queue': Queue(10)" in text for text in shown["waits"])
         seen = echoctl("top", server.address, "--count", 1, "--interval", 0.2).out
-        assert "12 of 1.00M" in seen and "1 worker, 12 samples" in seen and "samples/insert" not in seen.partition("per insert")[0]
+        assert "12 of 1.00M" in seen and "1 worker, 12 samples inserted" in seen and "samples/s" not in seen
     server.end()
 
 
@@ -236,8 +239,10 @@ def test_an_observer_is_no_worker_and_needs_no_example(serve) -> None:
         stats = observer.stats()
         assert stats["store/active_connections"] == 0 and stats["store/batch_size"] == 4
         assert not [key for key in stats if key.startswith("worker/")]
+        began = time.monotonic()
         seconds, ahead = observer.ping()
-        assert 0 < seconds < 5 and abs(ahead) < 5
+        took = time.monotonic() - began
+        assert 0 < seconds <= took and abs(ahead) <= took + 1, "both have the same clock, which may be set meanwhile"
         with pytest.raises(EchoError, match="no operation 'nonsense'"):
             observer.request("nonsense")
     with pytest.raises(PermissionError):
@@ -309,7 +314,7 @@ def test_the_web_page_is_for_whoever_has_the_link(serve) -> None:
         assert get(url + "stats.json", Authorization="Bearer wrong")[0] == 401
         assert get(url, Host="rebound.example:80")[0] == 403
         assert get(url + "../etc/passwd")[0] == 404
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "stored" not in (shown := json.loads(get(url + "stats.json", Authorization=f"Bearer {token}")[1])):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -318,6 +323,23 @@ def test_the_web_page_is_for_whoever_has_the_link(serve) -> None:
         view.send_signal(signal.SIGINT)
         view.communicate(timeout=20)
     assert view.returncode == 130
+
+
+def test_a_view_ends_with_the_job(serve) -> None:
+    server = serve()
+    address = server.address
+    view = subprocess.Popen(
+        [*COMMAND, "top", address, "--json", "--interval", "0.1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert view.stdout is not None
+        assert json.loads(view.stdout.readline())["inserts_total"] == 0
+        server.end(signal.SIGINT)
+        _, said = view.communicate(timeout=60)
+        assert view.returncode == 0 and f"the server at {address} has ended the job" in said
+    finally:
+        view.kill()
+        view.communicate()
 
 
 def test_figures_for_prometheus(serve) -> None:
@@ -352,3 +374,19 @@ def test_a_server_is_drained(serve, echoctl) -> None:
         ended = server.end(signal.SIGCONT)  # it ends without a signal; this one changes nothing
         assert ended.code == 0 and "1 sample received" in ended.err
     assert echoctl("drain", address).code == 3
+
+
+def test_doctor_tries_the_token_of_a_server(serve, echoctl, tmp_path: Path) -> None:
+    server = serve()
+    token = Path(echoctl("token", "create", "--file", tmp_path / "home" / "echo" / "token", "--json").json["file"])
+    home = {"XDG_CONFIG_HOME": str(token.parent.parent)}
+    done = echoctl("doctor", server.address, "--json", **home)
+    (failure,) = [line for line in done.json if line["status"] == "failure"]
+    assert failure["what"] == "connection" and f"This worker used the token file {token}" in failure["found"]
+    assert failure["fix"].endswith(f"scp -p 127.0.0.1:.config/echo/token {token}")
+    away = echoctl("doctor", "tcp://192.0.2.7:5555", "--json", "--timeout", 0.5, **home)
+    assert "copy" not in json.dumps(away.json), "this machine has a token"
+    token.unlink()
+    missing = echoctl("doctor", "tcp://192.0.2.7:5555", "--json", "--timeout", 0.5, **home)
+    (failure,) = [line for line in missing.json if line["status"] == "failure"]
+    assert f"there is no file {token}" in failure["found"] and "scp -p 192.0.2.7:.config/echo/token" in failure["found"] and not token.exists()

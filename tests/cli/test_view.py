@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 
 import numpy as np
@@ -11,6 +13,7 @@ pytest.importorskip("click")
 
 from echo_core import Client, Queue, Sequences, Server, Steps, Table
 from echo_core.base.errors import EchoTimeoutError
+from echo_testing.processes import until
 from echoctl.commands.top import render, short
 from echoctl.view import Watcher
 
@@ -40,11 +43,54 @@ def test_a_table_shows_its_rates_and_whom_its_limiter_holds_since_when() -> None
             server.submit(EXAMPLE, timeout=0)
         full = watcher.look(server.stats())
         (row,) = full.tables
-        assert (row.size, row.holds, row.since) == (10, "the workers", 0.0) and row.inserts_per_s > 0 and row.samples_per_s == 0
+        assert (row.size, row.holds, row.since) == (10, "the workers", 0.0) and row.inserts_per_s > 0 and row.draws_per_s == 0
         assert "Queue(10) allows no insert" in row.why and row.why in full.waits[0]
         server.sample(1)
         (row,) = watcher.look(server.stats()).tables
-        assert row.holds == "nobody" and row.samples_per_s > 0 and row.samples_per_insert == pytest.approx(0.2)
+        assert row.holds == "nobody" and row.draws_per_s > 0 and row.samples_per_insert == pytest.approx(0.2)
+
+
+def test_the_view_says_who_waits_for_weights_and_what_helps() -> None:
+    with Server(EXAMPLE, 2, "tcp://127.0.0.1:0") as server, Client(server.address, EXAMPLE, name="w0") as client, ThreadPoolExecutor(1) as pool:
+        watcher, call = Watcher(), pool.submit(client.weights, 60)
+        until(lambda: watcher.look(server.stats()).workers[0].state == "waiting for weights", "it waits")
+        time.sleep(1.1)  # the view calls a learner waiting that has taken no batch for a second
+        (said,) = watcher.look(server.stats()).waits
+        assert "it waits for workers: 1 connected, 1 waiting for weights; the learner has to call publish()" in said
+        server.publish(EXAMPLE)
+        call.result()
+
+
+def test_a_worker_that_waits_again_and_again_waits_since_the_first_time() -> None:
+    with Server(EXAMPLE, 2, "tcp://127.0.0.1:0", num_buffers=2) as server:
+        client, watcher = Client(server.address, EXAMPLE, name="w0"), Watcher()
+        client.send_batch({"x": np.zeros((12, 2), np.float32)})
+        since, inserted = 0.0, 0
+        for turn in range(4):
+            until(lambda turn=turn: (server.peers()[0].state, server.peers()[0].samples) == ("waiting for space", 4 + 2 * turn), "it waits again")
+            (worker,) = watcher.look(server.stats()).workers
+            assert worker.inserted > inserted and (turn == 0 or worker.since >= since + 0.05)
+            since, inserted = worker.since, worker.inserted
+            time.sleep(0.05)
+            server.sample(10)
+        until(lambda: server.peers()[0].samples == 12, "all are there")
+        client.close()
+
+
+def test_inserts_and_draws_have_names_of_their_own() -> None:
+    from rich.console import Console
+
+    with Server(EXAMPLE, 2) as server:
+        watcher = Watcher()
+        watcher.look(server.stats())
+        server.submit_batch({"x": np.zeros((6, 2), np.float32)})
+        server.sample(10)
+        snapshot = watcher.look(server.stats())
+        assert snapshot.inserts_per_s == pytest.approx(3 * snapshot.draws_per_s) and snapshot.draws_per_s > 0
+    screen = Console(width=100, record=True, file=StringIO())
+    screen.print(render(snapshot, "here"))
+    text = screen.export_text()
+    assert "inserts/s" in text and "draws/s" in text and "samples/s" not in text
 
 
 def test_a_table_of_steps_is_as_large_as_its_steps() -> None:

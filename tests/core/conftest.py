@@ -6,10 +6,14 @@ import importlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import packaging.requirements  # noqa: F401  (imported now, because `site` hides site-packages)
 import pytest
+
+with suppress(ImportError):  # the same
+    import echo_replay.config.section  # noqa: F401
 
 Install = Callable[..., None]
 
@@ -31,12 +35,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def install(site: Path) -> Install:
-    """`install("echo-x", "0.1", group, {"name": "module"}, module="source")`."""
+    """`install("echo-x", "0.1", group, {"name": "module"}, module="source")`; `requires` are its requirements."""
 
-    def install(dist: str, version: str, group: str, names: dict[str, str], **sources: str) -> None:
+    def install(dist: str, version: str, group: str, names: dict[str, str], requires: tuple[str, ...] = (), **sources: str) -> None:
         info = site / f"{dist.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        needs = "".join(f"Requires-Dist: {text}\n" for text in requires)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n{needs}")
         lines = [f"{name} = {module}" for name, module in names.items()]
         (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
         for module, source in sources.items():

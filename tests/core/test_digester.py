@@ -11,9 +11,9 @@ import pytest
 
 from echo_core.base.errors import ProtocolError
 from echo_core.base.memory.recycled import MOST, MOST_BYTES, _spares, large
-from echo_core.testing.processes import forked
 from echo_core.wire.digest import Digester, digest
 from echo_core.wire.weights import aligned_bytes, pack, unpack, verify
+from echo_testing.processes import forked
 
 pytestmark = pytest.mark.every_python
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, Server, Table
+import echo_core
+from echo_core import Client, Server
 from echo_core.base.errors import SpecError
 from echo_core.spec.spec import Spec
 from echo_core.store.sampler import check_keys
@@ -101,7 +102,7 @@ PRIORITIES = [
 @pytest.mark.needs("echo-samplers", "echo-tcp")
 @pytest.mark.parametrize(("bad", "words"), PRIORITIES, ids=range(len(PRIORITIES)))
 def test_priorities_must_be_real_numbers(bad: Any, words: str) -> None:
-    table = Table("t", {"x": np.float32(0)}, capacity=8, sampler="prioritized", seed=0)
+    table = echo_core.Table("t", {"x": np.float32(0)}, capacity=8, sampler="prioritized", seed=0)
     with Server(tables=[table], batch_size=2, transport="tcp://127.0.0.1:0") as server, Client(server.address, {"x": np.float32(0)}) as client:
         local, remote = server.table(), client.table()
         keys = local.submit_batch({"x": np.zeros(2, np.float32)})
@@ -126,7 +127,7 @@ def test_keys_must_be_whole_numbers_without_a_mask() -> None:
 @pytest.mark.needs("echo-samplers", "echo-tcp")
 def test_update_items_takes_only_what_the_leaf_holds() -> None:
     example = {"x": np.float32(0)}
-    described = Table("t", example, capacity=8, sampler="uniform", seed=0)
+    described = echo_core.Table("t", example, capacity=8, sampler="uniform", seed=0)
     with Server(tables=[described], batch_size=2, transport="tcp://127.0.0.1:0") as server, Client(server.address, example) as client:
         keys = server.table().submit_batch({"x": np.zeros(2, np.float32)})
         for table in (server.table(), client.table()):

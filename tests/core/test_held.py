@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_core import Client, EchoError, Server, Table
+import echo_core
+from echo_core import Client, EchoError, Server
 from echo_core.base.memory.client_memory import ClientMemory
 from echo_core.server import held as held_module
 from echo_core.server.held import Held
-from echo_core.testing.processes import until
 from echo_core.wire.peer import Peer
+from echo_testing.processes import until
 
 pytestmark = pytest.mark.every_python
 
@@ -97,7 +98,7 @@ def test_a_budget_is_a_whole_number_of_bytes(limit: object) -> None:
 @pytest.mark.needs("echo-samplers", "echo-tcp")
 def test_readers_that_leave_large_draws_unfetched_stay_within_the_budget() -> None:
     example = {"x": np.zeros(64 << 10, np.uint8)}
-    table = Table("a", example, capacity=10, sampler="uniform")
+    table = echo_core.Table("a", example, capacity=10, sampler="uniform")
     with Server(tables=[table], batch_size=2, transport="tcp://127.0.0.1:0", client_memory=16 << 20) as server:
         server.submit_batch({"x": np.ones((10, 64 << 10), np.uint8)})
         clients = [Client(server.address, example, table="a") for _ in range(6)]

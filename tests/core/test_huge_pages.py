@@ -10,7 +10,7 @@ import pytest
 
 from echo_core.base.memory import memfd
 from echo_core.base.memory.huge_pages import use_huge_pages
-from echo_core.testing.huge_pages import are_huge_pages_given
+from echo_testing.huge_pages import are_huge_pages_given
 
 HUGE = 2 << 20
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echo_core import SecurityError, Server
-from echo_core.testing.processes import until
+from echo_testing.processes import until
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 FOREIGN = "192.0.2.7"  # TEST-NET-1: no machine's

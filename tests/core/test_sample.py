@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from echo_core import EchoTimeoutError, HistSnapshot, LeaseError, Sample, SampleInfo, Server
-from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_testing.samples import Tally, example, sample, stacked
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
@@ -227,7 +227,7 @@ def test_batches_outlive_server_and_close(python) -> None:
         import gc, threading
         import numpy as np
         from echo_core import Server
-        from echo_core.testing.samples import example, stacked, Tally
+        from echo_testing.samples import example, stacked, Tally
 
         server = Server(example(), batch_size=4, num_buffers=4)
         server.submit_batch(stacked(0, 0, 16))

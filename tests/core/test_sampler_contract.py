@@ -11,7 +11,7 @@ import pytest
 
 from echo_core.base.errors import DuplicateKeyError, UnknownKeyError
 from echo_core.store.sampler import Keys, Priorities, Sampler, check_keys, check_priorities
-from echo_core.testing import SamplerContract
+from echo_testing import SamplerContract
 
 
 class Proportional(Sampler):

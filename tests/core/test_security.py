@@ -18,11 +18,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from echo_core import Client, Server
 from echo_core.base.address import Address
 from echo_core.base.errors import SecurityError
-from echo_core.security.tokens import EVERYTHING, Token, TokenSource, check_exposure, default_token_path, find_token, find_tokens, may, needs
+from echo_core.client.observer import Observer
+from echo_core.security.tokens import EVERYTHING, Token, TokenSource, check_exposure, default_token_path, find_token, find_token_for, find_tokens, may, needs
 
 SECRET = "correct-horse-battery-staple"
 
@@ -391,3 +394,60 @@ def test_operations_say_whom_they_are_for() -> None:
     assert may(frozenset(("write", "read")), undeclared) == "admin"
     with pytest.raises(ValueError, match="wrte"):
         needs("wrte")
+
+
+def test_no_token_is_made_for_a_learner_on_another_machine(home: dict[str, str]) -> None:
+    path = default_token_path(home)
+    elsewhere, here = Address.parse("tcp://192.0.2.7:5555"), Address.parse("tcp://127.0.0.1:5555")
+    with pytest.raises(SecurityError) as raised:
+        find_token_for(elsewhere, env=home)
+    said = str(raised.value)
+    assert "192.0.2.7:5555" in said and "neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set" in said and f"there is no file {path}" in said
+    assert said.endswith(f"mkdir -m 700 -p {path.parent} && scp -p 192.0.2.7:.config/echo/token {path}")
+    assert not path.exists()
+    assert find_token_for(elsewhere, required=False, env=home) is None and not path.exists()
+    assert find_token_for(elsewhere, "token-of-the-call", env=home) == b"token-of-the-call"
+    assert find_token_for(elsewhere, env=home | {"ECHO_TOKEN": "token-of-the-environment"}) == b"token-of-the-environment"
+    made = find_token_for(here, env=home)
+    assert path.exists() and find_token_for(elsewhere, env=home) == made, "one that is there is used"
+
+
+def test_the_command_that_copies_a_token_works_for_addresses_of_ipv6(home: dict[str, str]) -> None:
+    with pytest.raises(SecurityError, match=r"learner at \[2001:db8::7\]:5555, .* && scp -p \[2001:db8::7\]:.config/echo/token /"):
+        find_token_for(Address.parse("tcp://[2001:db8::7]:5555"), env=home)
+
+
+def test_a_name_that_no_host_can_have_is_on_no_machine(home: dict[str, str]) -> None:
+    with pytest.raises(SecurityError, match="there is no token for the learner at aaa"):
+        find_token_for(Address.parse(f"tcp://{'a' * 70}:5555"), env=home)
+
+
+@pytest.mark.parametrize("address", ["shm://name", "tcp://localhost:1", "tcp://[::1]:1", "tcp://0.0.0.0:1"])
+def test_a_token_is_made_for_a_learner_on_this_machine(home: dict[str, str], address: str) -> None:
+    assert find_token_for(Address.parse(address), env=home) == find_token(None, home)
+
+
+def test_a_token_knows_where_it_comes_from(home: dict[str, str]) -> None:
+    assert find_token(None, home).where == f"the token file {default_token_path(home)}"
+    assert find_token(None, home | {"ECHO_TOKEN": "token-of-the-environment"}).where == "ECHO_TOKEN"
+    assert find_token(find_token(None, home)).where == f"the token file {default_token_path(home)}"
+
+
+@pytest.mark.needs("echo-tcp", "echo-samplers")
+def test_no_client_makes_a_token_for_a_learner_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("ECHO_TOKEN", "ECHO_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    example, learner = {"x": np.zeros(1, np.float32)}, "tcp://192.0.2.7:5555"
+    for connect in (
+        lambda: Client(learner, example, timeout=1),
+        lambda: Client("tcp://x:1", example, timeout=1, resolve=lambda address: learner),
+        lambda: Observer(learner, timeout=1),
+        lambda: Server(example, 1, weights_from=learner),
+    ):
+        with pytest.raises(SecurityError, match="there is no token for the learner at 192.0.2.7:5555"):
+            connect()
+    assert list(tmp_path.iterdir()) == []
+    server = Server(example, 1, "tcp://127.0.0.1:0", token="a-token-of-the-learner")
+    with server, pytest.raises(SecurityError, match=f"This worker used the token file {tmp_path / 'echo/token'}"):
+        Client(server.address, example, timeout=5)

@@ -10,7 +10,7 @@ import pytest
 
 from echo_core import ClosedError, EchoTimeoutError, ForkError, Server
 from echo_core.server.sink import ServerSink
-from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_testing.samples import Tally, example, sample, stacked
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, EchoError, EchoTimeoutError, SecurityError, Server, Spec, Table
+import echo_core
+from echo_core import Client, EchoError, EchoTimeoutError, SecurityError, Server, Spec
 from echo_core.client.observer import Look, Observer
 from echo_core.server.operations.looks import MAX_LOOK_BYTES
 from echo_core.spec.structure import rebuilt
@@ -48,10 +49,8 @@ def test_the_newest_of_a_stream_and_none_is_taken() -> None:
 
 def test_nothing_there_is_said_in_time() -> None:
     with Server(EXAMPLE, 4, TCP) as server, Observer(server.address) as observer:
-        began = time.monotonic()
         with pytest.raises(EchoTimeoutError, match=r"waited 0.2 s for a sample: the store has no samples"):
             observer.tap(timeout=0.2)
-        assert time.monotonic() - began < 5
         with pytest.raises(ValueError, match="from 1 to 1024"):
             observer.tap(0)
         with pytest.raises(EchoError, match="from 1 to 1024"):
@@ -75,7 +74,7 @@ def test_a_learner_that_takes_everything_at_once_is_looked_over_the_shoulder() -
         tapping.join()
         seen = steps(looks[0])
         assert len(seen) == 2 and seen[1] == seen[0] + 1 and seen[0] % 2 == 0
-        assert server._tap_wish is None, "from now on the learner copies nothing"
+        assert server._storage()._tap_wish is None, "from now on the learner copies nothing"
 
 
 @pytest.mark.soak
@@ -119,7 +118,7 @@ def test_samples_are_whole_while_writers_and_a_learner_are_at_it(soak_seconds: f
 
 
 def test_items_of_replay_tables_stay_and_count_nothing() -> None:
-    tables = [Table("a", EXAMPLE, capacity=100, sampler="uniform"), Table("b", EXAMPLE, capacity=4, sampler="fifo")]
+    tables = [echo_core.Table("a", EXAMPLE, capacity=100, sampler="uniform"), echo_core.Table("b", EXAMPLE, capacity=4, sampler="fifo")]
     with Server(tables=tables, batch_size=2, transport=TCP) as server, Observer(server.address) as observer:
         with pytest.raises(EchoTimeoutError, match="table 'a' holds no item"):
             observer.tap(timeout=0)
@@ -210,3 +209,10 @@ def test_a_server_that_was_looked_at_goes_with_its_last_reference(python) -> Non
         assert gone() is None
         """
     )
+
+
+def test_a_wrong_table_name_is_the_observers_mistake_and_not_the_learners(caplog: pytest.LogCaptureFixture) -> None:
+    with Server(EXAMPLE, 2, TCP) as server, Observer(server.address) as observer:
+        with pytest.raises(EchoError, match="this server streams"):
+            observer.tap(1, table="x")
+        assert not [record for record in caplog.records if record.exc_info]

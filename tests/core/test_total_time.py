@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, EchoTimeoutError, Server, Table
+import echo_core
+from echo_core import Client, EchoTimeoutError, Server
 from echo_core.base import waiting
 
 pytestmark = [pytest.mark.needs("echo-tcp", "echo-samplers")]
@@ -34,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    tables = [Table(name, EXAMPLE, capacity=10, sampler="uniform") for name in "abc"]
+    tables = [echo_core.Table(name, EXAMPLE, capacity=10, sampler="uniform") for name in "abc"]
     others = dict.fromkeys("bc", EXAMPLE)
     with (
         Server(transport="tcp://127.0.0.1:0", tables=tables, batch_size=1) as server,
@@ -62,7 +63,7 @@ def test_all_connections_of_a_client_share_the_time(
         return function
 
     with monkeypatch.context() as patch:
-        for connection in (client._connection, *client._others.open()):
+        for connection in (outlet.raw for outlet in client._outlets.open()):
             patch.setattr(connection, call, timed(getattr(connection, call)))
         getattr(client, call)(given)
     assert times == expected
@@ -79,7 +80,7 @@ def test_an_invalid_time_closes_nothing(wrong: Any, error: type[Exception], clie
 
 def test_an_error_does_not_keep_the_others_from_their_share(client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[float | None] = []
-    connections = (client._connection, *client._others.open())
+    connections = [outlet.raw for outlet in client._outlets.open()]
 
     def failing(timeout: float | None = None) -> None:
         times.append(timeout)

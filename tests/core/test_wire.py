@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from echo_core.base.errors import EchoError, ProtocolError, SpecError
 from echo_core.wire import protocol
-from echo_core.wire.protocol import FIRST, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
+from echo_core.wire.protocol import FIRST, LABELS, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
 from echo_core.wire.weights import ALIGNMENT, pack, unpack
 
 SAMPLE_BYTES = 20
@@ -63,7 +63,8 @@ def test_what_the_table_permits_is_read(kind: Kind, fields: dict[str, int]) -> N
         (Kind.RECEIPT, {"length": 7}, "RECEIPT frame"),
         (Kind.BYE, {"length": 1025}, "BYE frame"),
         (Kind.PING, {"seq": 1 << 63}, "beyond"),
-        (Kind.DATA, {"seq": 1, "count": 1, "length": 20, "flags": 2}, "unknown flags"),
+        (Kind.DATA, {"seq": 1, "count": 1, "length": 20, "flags": 4}, "unknown flags"),
+        (Kind.DATA, {"seq": 1, "count": 1, "length": 20, "flags": 2}, "20 bytes for 1 samples of 20 bytes and labels of 16 bytes each"),
         (Kind.DATA, {"seq": 1, "count": 0}, "DATA frame of 0 samples"),
         (Kind.DATA, {"seq": 0, "count": 1, "length": 20}, "from number 0"),
         (Kind.DATA, {"seq": 1, "count": 65537, "length": 65537 * 20}, "65537 samples"),
@@ -104,6 +105,8 @@ def test_a_data_frame_holds_16_mib_or_one_sample_that_is_larger() -> None:
     seventeen = pack_header(Kind.DATA, count=17, seq=1, length=17 * small)
     with pytest.raises(ProtocolError, match="more than"):
         parse_header(seventeen, small, TO_LEARNER)
+    sixteen = pack_header(Kind.DATA, flags=LABELS, count=16, seq=1, length=16 * (small + 16))  # labels come on top
+    assert parse_header(sixteen, small, TO_LEARNER).flags == LABELS
 
 
 @pytest.mark.parametrize("size", [0, 1, 20, 255, 257, 16 << 20, (16 << 20) + 1, 1 << 40])

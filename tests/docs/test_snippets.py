@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing.ports import free_port
+from echo_testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python(?: title=(\S+))?\n(.*?)^```$", re.M | re.S)
@@ -77,6 +77,20 @@ def test_titled_programs_run_side_by_side(page: str, tmp_path: Path) -> None:
     assert len(programs) >= 2, f"{page}: a program alone needs no title"
     outputs = [finish(process) for process in [run(program) for program in programs]]
     assert any(outputs), "at least one of the programs prints what it does"
+
+
+def test_the_quickstart_ends_with_several_workers(tmp_path: Path) -> None:
+    """The learner publishes when all workers are there, so that none starts after the end of the job."""
+    port, programs = str(free_port()), dict(blocks("README.md"))
+    first = "as server:\n"
+    assert programs["learner.py"].count(first) == 1
+    waits = f"{first}    while len(server.peers()) < 3:\n        __import__('time').sleep(0.01)\n"
+    (tmp_path / "learner.py").write_text(programs["learner.py"].replace(first, waits).replace("50051", port))
+    (tmp_path / "worker.py").write_text(programs["worker.py"].replace("50051", port))
+    learner, *workers = [run(tmp_path / name) for name in ("learner.py", *["worker.py"] * 3)]
+    assert "step 30" in finish(learner)
+    for worker in workers:
+        assert "has ended the job" in finish(worker)
 
 
 @pytest.mark.parametrize("library", ["gymnasium", "torch", "jax", "stable_baselines3", "openai"])

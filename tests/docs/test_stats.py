@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, Queue, Sequences, Server, Steps, Table, __version__
+from echo_core import Client, Queue, Ragged, Sequences, Server, Steps, Table, __version__
 from echo_core.base.errors import ConfigError
-from echo_core.server.statistics.prometheus import exposition
-from echo_core.testing.processes import until
+from echo_testing.processes import until
+
+exposition = pytest.importorskip("echoctl.prometheus").exposition
 
 pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-shm", "echo-tcp", "echo-grpc", "echo-rdma")
 
@@ -38,6 +39,7 @@ def told() -> set[str]:
 def plain(name: str) -> str:
     """A server's name as the page writes it."""
     name = re.sub(r"^(worker|relay|table)/[^/]+/", r"\1/<name>/", name)
+    name = re.sub(r"(?<=/)units_(inserted_|sampled_)?t$", r"units_\1<axis>", name)
     name = re.sub(r"(?<=/)lag_\d+_\d+$", "lag_<n>_<m>", re.sub(r"(?<=/)lag_\d+$", "lag_<n>", name))
     return re.sub(r"^transport/rdma/lane_.*", "transport/rdma/lane_<name>", name)
 
@@ -57,6 +59,7 @@ def of_tables() -> dict[str, Any]:
         Table("replay", EXAMPLE, capacity=64, sampler="uniform", policy_versions=True),
         Table("steps", STEP, capacity=64, sampler="uniform", items=Sequences(length=2, period=2)),
         Table("queue", EXAMPLE, capacity=64, sampler="fifo", rate_limiter=Queue(64), lease_timeout=30.0),
+        Table("rollouts", {"tokens": Ragged(np.int32, most=100)}, capacity=64, max_bytes=1 << 16, sampler="fifo", rate_limiter=Queue(64)),
     ]
     with Server(tables=tables, batch_size=2, transport="tcp://127.0.0.1:0") as server:
         for _ in range(4):  # lags of 0 to 3

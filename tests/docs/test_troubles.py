@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoTimeoutError, Queue, Server, Table
-from echo_core.testing.ports import free_port
+from echo_testing.ports import free_port
+from echo_testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
 
@@ -46,7 +48,7 @@ def worker_of(action: Callable[[Client], object]) -> None:
             client.close()
 
 
-def gone(action: Callable[[Client], object]) -> None:
+def gone(action: Callable[[Client], object], restarting: bool = True) -> None:
     """The server closes while a worker has three samples that it could not take."""
     with Server(EXAMPLE, 1, TCP, num_buffers=2) as server:
         client = Client(server.address, EXAMPLE, **WORKER)
@@ -55,7 +57,7 @@ def gone(action: Callable[[Client], object]) -> None:
         client.wait(10)
         for _ in range(3):
             client.send(EXAMPLE)
-        server.close()
+        server.close(restarting=restarting)
     try:
         action(client)
     finally:
@@ -82,6 +84,18 @@ def too_much(server: Server) -> None:
     server.submit(EXAMPLE, timeout=0.1)
 
 
+def unpublished() -> None:
+    """Learner and worker wait for each other, because nobody has published weights."""
+    with Server(EXAMPLE, 2, TCP) as server, Client(server.address, EXAMPLE, name="w0") as client, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.weights, 60)
+        until(lambda: server.peers()[0].state == "waiting for weights", "it waits")
+        try:
+            server.sample(timeout=0.1)
+        finally:
+            server.publish(EXAMPLE)
+            waiting.result()
+
+
 def held() -> None:
     """A rate limiter holds a worker, which waits again if the learner was too busy to say why within 1 s."""
     table = Table("replay", EXAMPLE, capacity=1000, sampler="uniform", rate_limiter=Queue(4))
@@ -103,7 +117,7 @@ def held() -> None:
 MISTAKES: dict[str, Callable[[], object]] = {
     "nobody listens": lambda: Client(f"tcp://127.0.0.1:{free_port()}", EXAMPLE, **WORKER),
     "the wildcard": lambda: Client(f"tcp://0.0.0.0:{free_port()}", EXAMPLE, **WORKER),
-    "no such machine": lambda: Client("tcp://learner.invalid:5555", EXAMPLE, **WORKER),
+    "no such machine": lambda: Client("tcp://learner.invalid:5555", EXAMPLE, token="any-token-that-is-long-enough", **WORKER),
     "no scheme": lambda: Client("127.0.0.1:5555", EXAMPLE),
     "no port": lambda: Client("tcp://127.0.0.1", EXAMPLE),
     "misspelt transport": lambda: Client("tpc://127.0.0.1:5555", EXAMPLE),
@@ -117,9 +131,11 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody-elses-long-enough", **WORKER)),
     "no token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, auth=False, **WORKER)),
     "exposed": lambda: Server(EXAMPLE, 2, "tcp://0.0.0.0:0?auth=false").start(),
+    "job ended": lambda: gone(until_lost, restarting=False),
     "server gone": lambda: gone(until_lost),
     "server gone, closing": lambda: gone(lambda client: client.close(5)),
     "no workers": lambda: server_at(lambda server: server.sample(timeout=0.1)),
+    "no weights": unpublished,
     "no learner": lambda: server_at(too_much),
     "a limiter": held,
     "hoarding": lambda: server_at(hoarding),

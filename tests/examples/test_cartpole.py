@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from examples.cartpole import algorithm, network, rollout  # noqa: E402
+from echo_core import Client, EchoError, Server  # noqa: E402
+from echo_core.wire.peer import Peer  # noqa: E402
+from examples.cartpole import algorithm, monitor, network, rollout, worker  # noqa: E402
+from examples.cartpole.job import open_server  # noqa: E402
+from examples.cartpole.options import Options  # noqa: E402
 
 # ---- the algorithm ----------------------------------------------------------------------------
 
@@ -252,3 +258,43 @@ def test_it_says_what_is_wrong(start) -> None:  # type: ignore[no-untyped-def]
     assert job.end() == 2
     assert "did you mean 'tcp'" in job.text
     assert "Traceback" not in job.text
+
+
+@pytest.mark.parametrize("name", ["tcp", "grpc"])
+def test_several_demos_of_one_transport_find_ports_of_their_own(name: str) -> None:
+    pytest.importorskip(f"echo_{name}")
+    with open_server(Options(transport=name)) as one, open_server(Options(transport=name)) as other:
+        assert one.address.scheme == other.address.scheme == name and one.port != other.port
+
+
+def test_workers_wait_also_while_they_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over shared memory, `send_batch` itself waits for space (for `patience` seconds). This wait counts as the others do."""
+    pytest.importorskip("echo_shm")
+    monkeypatch.setattr(worker.Client, "from_config", lambda *_, address, name: Client(address, rollout.example(4), name=name, patience=10.0))
+    options, stop, waits = Options(envs=4, steps=4), threading.Event(), []
+    with Server(rollout.example(4), 4, f"shm://{tmp_path}/echo.sock", num_buffers=2) as server:
+        server.publish({"actor": network.ActorCritic(4, 2, seed=0).actor})
+
+        def work() -> None:
+            with suppress(EchoError):  # the learner closes while it sends
+                worker._work(stop, str(server.address), 0, 0, options)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(8):  # the first of them find space
+            waits.append(server.sample(60).batch["waited"].mean())
+            time.sleep(0.3)  # much longer than rollouts of four steps take
+        stop.set()
+        server.close()
+        thread.join()
+    assert waits[-1] > 0.7, waits
+
+
+def test_a_worker_that_waits_again_and_again_is_shown_since_the_first_time(tmp_path: Path) -> None:
+    view = monitor.Monitor(Options(), 1)
+    peer = Peer(id="", name="worker-0", address="", state="waiting for space", state_since=5.0)
+    assert view._since("worker-0", peer) == 5.0
+    peer.state_since = 9.0  # it got some space, and waits again
+    assert view._since("worker-0", peer) == 5.0
+    peer.state, peer.state_since = "streaming", 11.0
+    assert view._since("worker-0", peer) == 11.0

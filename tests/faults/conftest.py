@@ -16,7 +16,7 @@ from rig.processes import Child, Children
 from rig.proxy import Plan, Proxy
 
 from echo_core import Server
-from echo_core.testing.samples import example
+from echo_testing.samples import example
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from rig.processes import Child
 from rig.workers import flood
 
 from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing.samples import example, sample
+from echo_testing.samples import example, sample
 
 
 @pytest.mark.soak
@@ -23,7 +23,8 @@ def test_batches_of_one_never_hang(
     press_on: float,
 ) -> None:
     server = serve(batch_size=1, filler=0)
-    children = [start(flood, str(server.address), maker, 0) for maker in range(workers)]
+    # In the end each worker has tens of thousands of samples to deliver, in batches of one: a slow machine needs longer for them than the default timeout.
+    children = [start(flood, str(server.address), maker, 0, None, {"timeout": 600}) for maker in range(workers)]
     for child in children:
         assert child.hear() == "ready"
     due = [0] * workers  # the next number of each

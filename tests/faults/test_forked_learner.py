@@ -15,9 +15,9 @@ from rig.processes import Child
 from rig.workers import forking_learner, forking_worker
 
 from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing.ports import free_port
-from echo_core.testing.processes import forked, until
-from echo_core.testing.samples import example, stacked
+from echo_testing.ports import free_port
+from echo_testing.processes import forked, until
+from echo_testing.samples import example, stacked
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_worker_that_was_killed_is_gone_although_its_child_lives(scheme: str, 
         child = worker.ask("fork")
         try:
             worker.kill()
-            until(lambda: not server.peers(), "the learner knows that it is gone", within=10)
+            until(lambda: not server.peers(), "the learner knows that it is gone")
         finally:
             os.kill(child, signal.SIGKILL)
 

@@ -11,7 +11,7 @@ from rig.processes import Child
 from rig.workers import flood
 
 from echo_core import LeaseError, Server
-from echo_core.testing.samples import Tally
+from echo_testing.samples import Tally
 
 
 @pytest.mark.parametrize("filler", [48, 100_000])
@@ -74,7 +74,7 @@ def test_a_learner_that_keeps_everything_is_told_and_workers_go_on_later(
 SETTING = """
     import gc
     from echo_core import Client, Server
-    from echo_core.testing.samples import Tally, example, stacked
+    from echo_testing.samples import Tally, example, stacked
 
     def setting():
         server = Server(example(), 4, {"type": "tcp", "port": 0}).start()
@@ -127,7 +127,7 @@ def test_batches_are_no_trouble_to_an_ending_interpreter(
 
 def test_torn_reads_are_what_the_tally_finds() -> None:
     """The checks above are worth something: a sample changed behind their back fails them."""
-    from echo_core.testing.samples import stacked
+    from echo_testing.samples import stacked
 
     batch = stacked(3, 5, 4)
     Tally().add(batch)

@@ -15,8 +15,8 @@ from rig.strain import cpu_over, crowd, figures, keeping_learner
 from rig.workers import flood, idle, learner
 
 from echo_core import Client, EchoTimeoutError, SecurityError, Server
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example
+from echo_testing.processes import until
+from echo_testing.samples import example
 
 FEW = 40  # file descriptors
 

@@ -20,9 +20,9 @@ from rig.raw import RawWorker
 from rig.workers import flood, learner, numbered
 
 from echo_core import Client, Later, Server
-from echo_core.testing.processes import descriptors, settled, tasks
-from echo_core.testing.samples import example, stacked
 from echo_core.wire.peer import Peer
+from echo_testing.processes import descriptors, settled, tasks
+from echo_testing.samples import example, stacked
 
 LARGE = 300_000  # bytes
 

@@ -12,9 +12,9 @@ import pytest
 from rig.processes import Child
 
 from echo_core import Client, EchoTimeoutError, SecurityError, Server
-from echo_core.testing.ports import free_port
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example
+from echo_testing.ports import free_port
+from echo_testing.processes import until
+from echo_testing.samples import example
 
 SCHEMES = ["tcp", "shm"]
 FLOATS = 2 << 20  # of one version: 8 MiB, which are many chunks

@@ -15,8 +15,8 @@ from rig.workers import flood, learner, rows
 
 from echo_core import Client, ClosedError, ConnectionClosedError, EchoTimeoutError, Server
 from echo_core.base.plural import counted
-from echo_core.testing.processes import returns, until
-from echo_core.testing.samples import example, stacked
+from echo_testing.processes import returns, until
+from echo_testing.samples import example, stacked
 
 GIVE_UP = 2.0  # seconds for which clients of a dead learner try again
 LARGE = 100_000  # bytes; few of them fill every buffer on the way

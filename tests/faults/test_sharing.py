@@ -14,8 +14,8 @@ from rig.ledger import Consumer
 from rig.workers import numbered
 
 from echo_core import Client, EchoTimeoutError, ForkError, Server
-from echo_core.testing.processes import forked
-from echo_core.testing.samples import Tally, example, stacked
+from echo_testing.processes import forked
+from echo_testing.samples import Tally, example, stacked
 
 EACH = 3000  # samples of each thread
 

@@ -15,9 +15,9 @@ from rig.strain import keeping_learner
 from rig.workers import flood, numbered
 
 from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example, stacked
 from echo_core.wire.protocol import Kind, frame
+from echo_testing.processes import until
+from echo_testing.samples import example, stacked
 
 LARGE = 300_000  # bytes; read straight into its slot
 

@@ -21,9 +21,9 @@ from rig.raw import RawWorker
 from rig.workers import flood
 
 from echo_core import Client, SecurityError, Server, Spec, SpecError
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example
 from echo_core.wire.protocol import PROTOCOL_VERSION, pack_header
+from echo_testing.processes import until
+from echo_testing.samples import example
 
 
 def message(kind: int, body: Any, version: int = PROTOCOL_VERSION, length: int | None = None) -> bytes:

@@ -15,7 +15,7 @@ from rig.raw import Cut, RawWorker
 from rig.workers import flood, hold
 
 from echo_core import Server
-from echo_core.testing.processes import until
+from echo_testing.processes import until
 
 LARGE = 300_000  # bytes; read straight into its slot
 

@@ -10,11 +10,11 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-with atheris.instrument_imports(include=["echo_core", "echo_grpc", "targets"]):
+with atheris.instrument_imports(include=["echo_core", "echo_net", "echo_replay", "echo_grpc", "targets"]):
     from targets import TARGETS
 
     if importlib.util.find_spec("echo_grpc"):
-        import echo_grpc.message  # noqa: F401  (here, so that it is instrumented)
+        import echo_grpc.protobuf  # noqa: F401  (here, so that it is instrumented)
     else:
         del TARGETS["grpc_message"]
 

@@ -19,10 +19,8 @@ import numpy as np
 
 from echo_core import MinSize, Server
 from echo_core.base.errors import EchoError
-from echo_core.server.operations import OPERATIONS
+from echo_core.server.operations.operation import operation_of
 from echo_core.spec.spec import Spec
-from echo_core.wire.handshake import ClientHandshake, ServerHandshake
-from echo_core.wire.handshake.messages import MESSAGE
 from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import (
     HEADER_BYTES,
@@ -37,6 +35,8 @@ from echo_core.wire.protocol import (
     parse_request,
 )
 from echo_core.wire.weights import pack, unpack, verify
+from echo_net.handshake import ClientHandshake, ServerHandshake
+from echo_net.handshake.messages import MESSAGE
 
 __all__ = ["TARGETS"]
 
@@ -119,7 +119,7 @@ def handshake_worker(data: bytes) -> None:
         handshake.receive(_message(2, choose.mutated(challenge)))
         if choose.number(2):
             handshake.receive(_message(7, choose.mutated(refusal)))
-        for kind, body in ((4, {"mac": "", "silence": 30.0, "spec": SPEC.to_json()}), (6, {})):
+        for kind, body in ((4, {"mac": "", "silence": 30.0, "labels": False, "spec": SPEC.to_json()}), (6, {})):
             handshake.receive(_message(kind, choose.mutated(body)))
 
 
@@ -187,7 +187,7 @@ def operations(data: bytes) -> None:
     blob = blob[:size].ljust(size, b"\0") if len(blob) % 4 else blob
     if isinstance(changed, dict):  # as `parse_request` makes sure
         with suppress(EchoError):
-            OPERATIONS[op](_server(), Peer(id="", name="", address=""), changed, blob)
+            operation_of(_server(), op, changed)[1](_server(), Peer(id="", name="", address=""), changed, blob)
 
 
 @cache
@@ -213,7 +213,7 @@ def checkpoint(data: bytes) -> None:
 
 def grpc_message(data: bytes) -> None:
     """A message of echo.proto, or of a health check."""
-    from echo_grpc.message import health_request, unpack
+    from echo_grpc.protobuf import health_request, unpack
 
     for read in (unpack, health_request):
         with suppress(EchoError):

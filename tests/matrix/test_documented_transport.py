@@ -1,5 +1,4 @@
-"""The transport of docs/plugins/transport.md keeps the whole contract, and with it everything that
-`echo_core.wire.channel` does for transports over a stream of bytes."""
+"""The transport of docs/plugins/transport.md keeps the contract: all clauses that may depend on how its bytes travel."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo_core.plugins.discovery import transport_class
-from echo_core.testing import TransportContract
+from echo_testing import TransportContract
 
 pytestmark = [
     pytest.mark.needs("echo-samplers"),
@@ -17,6 +16,8 @@ pytestmark = [
 
 
 class TestDocumentedTransport(TransportContract):
+    variant = True  # the channel is tested with all clauses by echo_zmq and by TLS over TCP
+
     def transport(self, **options: Any) -> Any:
         path = str(self.scratch / f"{self.unique()}.sock")
         return transport_class("uds")(path=path, **options)

@@ -12,9 +12,10 @@ import pytest
 
 from echo_core import Server
 from echo_core.plugins.discovery import transport_class
-from echo_core.testing import TransportContract
-from echo_core.testing.rig import Rig
-from echo_core.wire.channel import connection, listener
+from echo_net.channel import connection, listener
+from echo_testing import TransportContract
+from echo_testing.clauses import is_carrier
+from echo_testing.rig import Rig
 
 pytestmark = [
     pytest.mark.needs("echo-samplers"),
@@ -74,8 +75,8 @@ def test_a_broken_transport_is_caught(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("echo_core.testing.rig.PATIENCE", 3.0)
-    monkeypatch.setattr("echo_core.testing.processes.LONG", 6.0)  # what is left behind here stays, however long one waits
+    monkeypatch.setattr("echo_testing.rig.PATIENCE", 3.0)
+    monkeypatch.setattr("echo_testing.processes.LONG", 6.0)  # what is left behind here stays, however long one waits
     monkeypatch.setenv("ECHO_TOKEN", "the-token-of-this-test-which-is-long-enough")
     contract = Contract()
     contract.scratch = tmp_path
@@ -128,3 +129,33 @@ def test_a_port_that_other_machines_reach_is_found_whatever_the_address_says(tmp
         rig.end()
         for sock in opened:
             sock.close()
+
+
+def clauses(contract: type) -> set[str]:
+    """The tests that pytest collects of a class."""
+    return {name for name in dir(contract) if name.startswith("test_") and callable(getattr(contract, name))}
+
+
+def test_a_variant_runs_the_clauses_that_depend_on_how_bytes_travel_and_its_own() -> None:
+    class Variant(Contract):
+        variant = True
+
+        def test_of_its_own(self) -> None:
+            pass
+
+        def test_options_are_checked(self, rig: Rig) -> None:
+            pass
+
+    class AnotherVariant(Variant):
+        pass
+
+    marked = {name for name in clauses(TransportContract) if is_carrier(getattr(TransportContract, name))}
+    assert clauses(Variant) == clauses(AnotherVariant) == marked | {"test_of_its_own", "test_options_are_checked"}
+    assert clauses(Contract) == clauses(TransportContract), "another class of the same transport keeps all"
+    assert 50 < len(marked) < len(clauses(Contract)) // 2
+
+
+def test_clauses_that_cut_or_damage_links_are_run_for_variants() -> None:
+    broken = {name for name in clauses(TransportContract) if any(word in name for word in ("cut", "damaged", "crumbs", "short_writes", "any_size"))}
+    assert len(broken) > 8
+    assert [name for name in sorted(broken) if not is_carrier(getattr(TransportContract, name))] == []

@@ -17,9 +17,9 @@ from echo_core.base.address import Address
 from echo_core.base.transport_options import ListenOptions
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import transport_class
-from echo_core.testing import Capabilities, TransportContract
-from echo_core.testing.rig import Rig
-from echo_core.wire.channel import Acceptor, Channel, ChannelTransport
+from echo_net.channel import Acceptor, Channel, ChannelTransport
+from echo_testing import Capabilities, TransportContract
+from echo_testing.rig import Rig
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -135,7 +135,7 @@ def test_both_ends_are_made_to_write_too_little(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["worker", "learner"])
 def test_a_transport_that_forgets_what_a_short_write_left_is_caught(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_core.testing.rig.PATIENCE", 3.0)
+    monkeypatch.setattr("echo_testing.rig.PATIENCE", 3.0)
     forgetful.add(end)
     with pytest.raises((AssertionError, TimeoutError)):
         run(Plain(), "test_short_writes_lose_nothing", tmp_path)
@@ -144,6 +144,6 @@ def test_a_transport_that_forgets_what_a_short_write_left_is_caught(end: str, tm
 
 @pytest.mark.needs("echo-tcp")
 def test_a_transport_that_takes_damaged_bytes_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_core.testing.rig.PATIENCE", 3.0)
+    monkeypatch.setattr("echo_testing.rig.PATIENCE", 3.0)
     with pytest.raises(AssertionError, match="torn"):
         run(TcpThatChecksNothing(), "test_damaged_bytes_reach_no_store", tmp_path)

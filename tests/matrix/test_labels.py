@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, ClosedError, ConfigError, EchoError, Sequences, Server, SpecError, Steps, Table
+from echo_core import Client, ClosedError, ConfigError, Sequences, Server, SpecError, Steps, Table
 from echo_core.base.errors import UnknownTableError
 from echo_core.plugins import discovery
 
@@ -73,10 +73,34 @@ def test_clients_that_named_no_table_send_labels_too(transport_table: dict[str, 
         client.wait()
         assert len(table) == 9
     with Server(EXAMPLE, batch_size=2, transport=transport_table) as server, Client(server.address, EXAMPLE) as client:
-        with pytest.raises(EchoError, match="priorities or policy versions need a replay table, and this learner has none, it streams"):
+        with pytest.raises(ConfigError, match="priorities or policy versions need a replay table, and this learner has none, it streams"):
             client.send(EXAMPLE, priority=1.0)
         client.send_batch(items(0, 2))
         assert server.sample(timeout=30).batch["number"].tolist() == [0, 1]
+
+
+@over_every_transport
+def test_reserved_slots_of_a_table_get_the_version_of_the_client(transport_table: dict[str, Any]) -> None:
+    with (
+        Server(tables=tables(policy_versions=True), batch_size=32, transport=transport_table) as server,
+        Client(server.address, EXAMPLE, table="replay") as client,
+    ):
+        client.policy_version = 3
+        with pytest.raises(ValueError, match="policy_version must be a whole number"):
+            client.policy_version = -1
+        for number in range(4):
+            with client.reserve() as slot:
+                slot.sample["number"][...] = number
+                slot.sample["filler"][...] = 0
+                slot.commit()
+        with client.reserve() as slot:
+            slot.sample["number"][...] = 99  # and not committed
+        with pytest.raises(ValueError, match="committed or aborted already"):
+            slot.commit()
+        client.wait()
+        table = server.table("replay")
+        assert sorted(table.peek(table.keys())[0]["number"].tolist()) == [0, 1, 2, 3]
+        assert table.policy_versions()[0].tolist() == [3]
 
 
 @over_every_transport
@@ -101,11 +125,13 @@ def test_a_dropped_client_is_gone_at_once(transport_table: dict[str, Any]) -> No
         client.send(EXAMPLE)
         client.wait()
         client.close()
-        gone, send = weakref.ref(client), client.send
+        with pytest.raises(ClosedError):
+            client.send(EXAMPLE)
+        with pytest.raises(ClosedError):
+            client.send_batch(items(0, 2))
+        gone = weakref.ref(client)
         del client
         assert gone() is None
-        with pytest.raises(ClosedError):
-            send(EXAMPLE, priority=1.0)
 
 
 @over_every_transport

@@ -9,9 +9,9 @@ import pytest
 
 from echo_core import Client, EchoError, EchoTimeoutError, SampleToInsertRatio, Sequences, Server, Slices, Steps, Table
 from echo_core.client.observer import Observer
-from echo_core.testing.processes import until
 from echo_core.wire.blobs import MAX_BYTES
 from echo_core.wire.peer import Peer
+from echo_testing.processes import until
 
 SIZES = [MAX_BYTES - 24, MAX_BYTES - 23, 1 << 20, 2_500_001]
 

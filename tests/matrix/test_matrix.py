@@ -12,8 +12,8 @@ import pytest
 from echo_core import Client, Server
 from echo_core.client.observer import Observer
 from echo_core.plugins import discovery
-from echo_core.testing import workers
-from echo_core.testing.samples import Tally, example, stacked
+from echo_testing import workers
+from echo_testing.samples import Tally, example, stacked
 
 TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 SAMPLERS = [record.name for record in discovery.installed(discovery.SAMPLERS) if not record.disabled]

@@ -12,7 +12,7 @@ import pytest
 
 from echo_core import Client, Server, Table
 from echo_core.store.sampler import Sampler, check_held, check_new
-from echo_core.testing.processes import returns, until
+from echo_testing.processes import returns, until
 
 EXAMPLE = {"x": np.zeros(2, np.float32)}
 

@@ -13,8 +13,8 @@ import pytest
 
 from echo_core import Client, NStep, Sequences, Server, Steps, Table
 from echo_core.plugins import discovery
-from echo_core.testing import workers
-from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_testing import workers
+from echo_testing.samples import Tally, example, sample, stacked
 
 TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 

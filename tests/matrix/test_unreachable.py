@@ -7,7 +7,7 @@ import pytest
 
 from echo_core import Client, EchoTimeoutError
 from echo_core.base.address import Address
-from echo_core.wire.network.unreachable import advice
+from echo_net.network.unreachable import advice
 
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 PLAIN = "start the learner, or correct the address"

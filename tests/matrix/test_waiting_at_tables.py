@@ -12,8 +12,8 @@ import pytest
 from echo_core import Client, Queue, Sequences, Server, Steps, Table
 from echo_core.base import waiting
 from echo_core.plugins import discovery
-from echo_core.testing.processes import until
 from echo_core.wire.transport import Connection
+from echo_testing.processes import until
 
 TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0)}

@@ -45,9 +45,9 @@ void write_sample(Ring &ring, const echo_run &run, uint32_t i, uint64_t writer, 
     if (tapped) {  // what is copied may be written meanwhile: ThreadSanitizer must know that the copy then counts for nothing
         char filler[kFiller];
         std::memset(filler, int((number * 31 + writer) & 0xff), kFiller);
-        echo::replay::copy_racing_out(ring.leaf(run, 0) + i * 8, reinterpret_cast<const char *>(&number), 8);
-        echo::replay::copy_racing_out(ring.leaf(run, 1) + i * 8, reinterpret_cast<const char *>(&writer), 8);
-        echo::replay::copy_racing_out(ring.leaf(run, 2) + i * kFiller, filler, kFiller);
+        echo::copy_racing_out(ring.leaf(run, 0) + i * 8, reinterpret_cast<const char *>(&number), 8);
+        echo::copy_racing_out(ring.leaf(run, 1) + i * 8, reinterpret_cast<const char *>(&writer), 8);
+        echo::copy_racing_out(ring.leaf(run, 2) + i * kFiller, filler, kFiller);
         return;
     }
     std::memcpy(ring.leaf(run, 0) + i * 8, &number, 8);
@@ -171,7 +171,7 @@ void play(const Scenario &s, double seconds) {
                     if (std::memcmp(ring->batch_leaf(held[which].first, 2), held[which].second.data(), held[which].second.size()) != 0)
                         forbidden("a leased batch does not change");
                     if (s.tapped)  // a learner may write into its batch: no look may show that
-                        for (uint64_t i = 0; i < s.batch * 8; ++i) echo::replay::copy_racing_out(ring->batch_leaf(held[which].first, 0) + i, "\0", 1);
+                        for (uint64_t i = 0; i < s.batch * 8; ++i) echo::copy_racing_out(ring->batch_leaf(held[which].first, 0) + i, "\0", 1);
                     ring->give_back(held[which].first);
                     held.erase(held.begin() + long(which));
                 }

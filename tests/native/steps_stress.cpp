@@ -1,4 +1,4 @@
-// Claims of store/steps/steps.hpp as a program: workers whose episodes interleave, end, are aborted and die, in a table so small that everything
+// Claims of steps/steps.hpp as a program: workers whose episodes interleave, end, are aborted and die, in a table so small that everything
 // is overwritten all the time, and learners that gather windows, transitions and slices meanwhile. Run plain, under ThreadSanitizer and
 // under AddressSanitizer. Each FORBIDDEN outcome names the claim it breaks.
 //
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../echo_core/src/echo_core/store/steps/steps.hpp"
+#include "../../echo_replay/src/echo_replay/steps/steps.hpp"
 
 using namespace echo;
 using namespace echo::replay;

@@ -1,4 +1,4 @@
-// Claims of store/replay/table.hpp as a program: writers that commit, abort and stall, learners that gather rows while they are overwritten,
+// Claims of tables/table.hpp as a program: writers that commit, abort and stall, learners that gather rows while they are overwritten,
 // others that update, delete and change items, publish versions, acknowledge loans and copy the table for a checkpoint. Run plain, under ThreadSanitizer and under AddressSanitizer. Each FORBIDDEN outcome names
 // the claim it breaks.
 //
@@ -13,7 +13,7 @@
 #include <sys/eventfd.h>
 
 #include "../../echo_core/src/echo_core/store/door/capi_table.hpp"
-#include "../../echo_core/src/echo_core/store/replay/table.hpp"
+#include "../../echo_replay/src/echo_replay/tables/table.hpp"
 
 using namespace echo;
 using replay::Batch;
@@ -125,9 +125,9 @@ constexpr replay::Limits kFree = {1, -kInf, kInf, 1};
 void write_sample(Table &table, const echo_run &run, uint32_t i, uint64_t writer, uint64_t number) {
     char filler[kFiller];
     std::memset(filler, int((number * 31 + writer) & 0xff), filler_bytes);
-    replay::copy_racing_out(table.leaf(run, 0) + i * 8, reinterpret_cast<const char *>(&number), 8);
-    replay::copy_racing_out(table.leaf(run, 1) + i * 8, reinterpret_cast<const char *>(&writer), 8);
-    replay::copy_racing_out(table.leaf(run, 2) + i * filler_bytes, filler, filler_bytes);
+    copy_racing_out(table.leaf(run, 0) + i * 8, reinterpret_cast<const char *>(&number), 8);
+    copy_racing_out(table.leaf(run, 1) + i * 8, reinterpret_cast<const char *>(&writer), 8);
+    copy_racing_out(table.leaf(run, 2) + i * filler_bytes, filler, filler_bytes);
 }
 
 void check_batch(const Batch *batch) {
@@ -154,7 +154,7 @@ void copy_table(Table *table, bool same) {
     table->begin_copy(rows.data(), n);
     std::vector<uint64_t> numbers(capacity);
     for (size_t i = 0; i < n; ++i)
-        replay::copy_racing(reinterpret_cast<char *>(&numbers[rows[i]]), table->rows().at(0, rows[i]), 8);
+        copy_racing(reinterpret_cast<char *>(&numbers[rows[i]]), table->rows().at(0, rows[i]), 8);
     table->resume();
     std::vector<int> copied(capacity);
     const auto settle = [&](uint32_t row, const char *number) {

@@ -22,7 +22,7 @@ import echo_core
 from echo_core import Server, SpecError
 from echo_core.base.errors import PluginVersionError
 from echo_core.server.sink import ServerSink
-from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample
+from echo_testing.samples import Tally, assert_same, example, random_like, rich_example, sample
 
 HERE = Path(__file__).resolve().parent
 CC = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")

@@ -1,4 +1,5 @@
-"""The memory-model claims of replay tables and of items over steps, plain and under sanitizers: table_stress.cpp, steps_stress.cpp."""
+"""The memory-model claims of replay tables, of items over steps and of records, plain and under sanitizers: table_stress.cpp and its
+neighbours."""
 
 from __future__ import annotations
 
@@ -6,24 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing import stress
+from echo_testing import stress
 
 HERE = Path(__file__).resolve().parent
-TABLE, STEPS = HERE / "table_stress.cpp", HERE / "steps_stress.cpp"
+TABLE, STEPS, RECORDS = HERE / "table_stress.cpp", HERE / "steps_stress.cpp", HERE / "records_stress.cpp"
 
 pytestmark = stress.needs_compiler
 
 
 @pytest.mark.timeout(900)
 @stress.FLAGS
-@pytest.mark.parametrize("source", [TABLE, STEPS], ids=["table", "steps"])
+@pytest.mark.parametrize("source", [TABLE, STEPS, RECORDS], ids=["table", "steps", "records"])
 def test_no_forbidden_outcome(source: Path, flags: list[str], tmp_path: Path) -> None:
     stress.clean(stress.play(source, tmp_path, *flags, arguments=[stress.seconds(0.1)]))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("source", "forbidden"), [(TABLE, "FORBIDDEN: no batch has a torn row"), (STEPS, "FORBIDDEN: ")], ids=["table", "steps"]
+    ("source", "forbidden"),
+    [(TABLE, "FORBIDDEN: no batch has a torn row"), (STEPS, "FORBIDDEN: "), (RECORDS, "FORBIDDEN: ")],
+    ids=["table", "steps", "records"],
 )
 def test_rows_would_be_torn_without_the_second_look(source: Path, forbidden: str, tmp_path: Path) -> None:
     stress.build(source, tmp_path / "stress", "-O2", "-DECHO_VERIFY_GENERATIONS=0")

@@ -1,4 +1,4 @@
-"""The claims of the store's native code, plain and under sanitizers: ring_stress.cpp, and shared_stress.cpp for other processes."""
+"""The claims of the store's native code, plain and under sanitizers: ring_stress.cpp."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing import stress
+from echo_testing import stress
 
-HERE = Path(__file__).resolve().parent
-RING, SHARED = HERE / "ring_stress.cpp", HERE / "shared_stress.cpp"
+RING = Path(__file__).resolve().parent / "ring_stress.cpp"
 
 pytestmark = stress.needs_compiler
 
@@ -18,18 +17,6 @@ pytestmark = stress.needs_compiler
 @stress.FLAGS
 def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
     stress.clean(stress.play(RING, tmp_path, *flags, arguments=[stress.seconds(0.3)]))
-
-
-@pytest.mark.timeout(900)
-@stress.FLAGS
-def test_writers_of_other_processes_as_threads(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SHARED, tmp_path, *flags, arguments=["threads", stress.seconds(0.3)]))
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("sanitizer", [[], ["-fsanitize=address"]], ids=["plain", "asan"])
-def test_writers_that_are_killed_and_stopped(sanitizer: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SHARED, tmp_path, "-O1", "-g", *sanitizer, arguments=["processes", stress.seconds(0.3)]))
 
 
 @pytest.mark.timeout(300)

@@ -1,9 +1,11 @@
-"""Imports run one way: systems, plugins, core; and within core from the upper folders to the lower. Imports for types count as well."""
+"""Imports run one way: systems, plugins, the protocol, core; and within core from the upper folders to the lower. Imports for types count as well."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -15,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "echo_core" / "src" / "echo_core"
 
 #: The folders of core, from the top of the house to its foundation.
-FLOORS = ["testing", "client", "server", "config", "plugins", "wire", "store", "spec", "security", "base", "include"]
+FLOORS = ["client", "server", "config", "plugins", "wire", "store", "spec", "security", "base", "include"]
 #: Every package of this repository and where it lies. A package may import those that its distribution depends on.
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("*/src/*/__init__.py")) + sorted(ROOT.glob("*/*/src/*/__init__.py"))}
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".hpp", ".h"}
@@ -117,15 +119,59 @@ def test_every_folder_of_core_has_its_floor() -> None:
 def test_no_circles() -> None:
     """Each file can be read after those it imports, types counted. A package and what lies in it are no circle: its `__init__` collects names."""
     graph = {module: {name for name in names if not module.startswith((f"{name}.", f"{name}/"))} for module, names in imports().items()}
-    graph["echo_core"] = set()  # it finds every name lazily
+    for module in TYPES_ONLY:  # they find every name lazily
+        graph[module] = set()
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+#: They name types of echo_replay for type checkers, and import nothing of it when a program runs.
+TYPES_ONLY = {"echo_core": CORE / "__init__.py", "echo_core.plugins.replay_package": CORE / "plugins" / "replay_package.py"}
+
+
 def test_core_imports_no_other_package() -> None:
-    assert not [f"{module} imports {name}" for module, names in imports().items() if floor(module) for name in names if package_of(name) != "echo_core"]
+    core = {module: names for module, names in imports().items() if package_of(module) == "echo_core" and module not in TYPES_ONLY}
+    assert not [f"{module} imports {name}" for module, names in core.items() for name in names if package_of(name) != "echo_core"]
+
+
+@pytest.mark.parametrize("path", TYPES_ONLY.values(), ids=list(TYPES_ONLY))
+def test_core_names_types_of_replay_tables_for_type_checkers_only(path: Path) -> None:
+    for node in ast.parse(path.read_text()).body:
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            assert not [name for name in python_imports(path, ast.unparse(node)) if package_of(name) in PACKAGES and package_of(name) != "echo_core"]
+
+
+#: The folders of echo_replay, from the top to the foundation, as its docstring lists them.
+REPLAY_FLOORS = ["config", "remote", "requests", "mixture", "checkpoint", "steps", "tables"]
+
+
+def test_folders_of_replay_import_only_what_lies_below() -> None:
+    def replay_floor(module: str) -> int:
+        return REPLAY_FLOORS.index(module.replace("/", ".").split(".")[1])
+
+    ours = {module: names for module, names in imports().items() if module.startswith(("echo_replay.", "echo_replay/"))}
+    up = [
+        f"{module} imports {name}"
+        for module, names in ours.items()
+        for name in sorted(names)
+        if name.startswith(("echo_replay.", "echo_replay/")) and replay_floor(name) < replay_floor(module)
+    ]
+    assert not up, "\n".join(up)
+
+
+#: What a command imports only if it is there, and otherwise says how to install.
+IF_THERE = {"echoctl": {"echo_testing"}}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_its_distribution_requires(package: str) -> None:
+    project = tomllib.loads((PACKAGES[package].parents[1] / "pyproject.toml").read_text())["project"]
+    required = [*project.get("dependencies", []), *itertools.chain(*project.get("optional-dependencies", {}).values())]
+    names = {re.split(r"[\[<>=!~; ]", one)[0].replace("-", "_") for one in required} | {package} | IF_THERE.get(package, set())
+    found = {(module, package_of(name)) for module, others in imports().items() if package_of(module) == package for name in others}
+    assert not [f"{module} imports {other}" for module, other in sorted(found) if other not in names]
 
 
 def test_the_map_names_every_folder_and_no_file_that_is_not_there() -> None:

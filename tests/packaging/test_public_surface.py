@@ -1,7 +1,8 @@
-"""What a plugin of another author may use is what our own plugins use: no private name of core.
+"""What a plugin of another author may use is what our own plugins use: no private name of core, of the protocol in echo_net, or of
+the tables in echo_replay.
 
-Private is a name that begins with one underscore and that a class or a module of core defines. Three uses count: to import such a name
-from core, to use or define a private name that a class inherits from core, and to use one of any object, unless the plugin itself
+Private is a name that begins with one underscore and that a class or a module of these defines. Three uses count: to import such a name
+from them, to use or define a private name that a class inherits from them, and to use one of any object, unless the plugin itself
 defines that name.
 """
 
@@ -19,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "echo_core" / "src" / "echo_core"
 #: Every other package of this repository and where it lies.
 PACKAGES = {path.parent.name: path.parent for level in ("*", "*/*") for path in sorted(ROOT.glob(f"{level}/src/*/__init__.py")) if path.parent != CORE}
-PLUGINS = list(PACKAGES)
+#: The kit looks into the core that it tests, and requires its very version.
+PLUGINS = [name for name in PACKAGES if name != "echo_testing"]
+#: The packages whose names others use. The protocol and the tables are plugins of core, too.
+OURS = ("echo_core", "echo_net", "echo_replay")
 Class = tuple[str, str]  # module, name
 
 
@@ -70,11 +74,15 @@ def classes() -> dict[Class, tuple[set[str], list[Class]]]:
     return found
 
 
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
 def inherited(name: Class) -> set[str]:
-    """The private names that a class inherits from core."""
+    """The private names that a class inherits from core or the protocol, where that is another package than its own."""
     names: set[str] = set()
     for base in classes().get(name, (set(), []))[1]:
-        if base[0].startswith("echo_core"):
+        if top(base[0]) in OURS and top(base[0]) != top(name[0]):
             names |= classes().get(base, (set(), []))[0]
         names |= inherited(base)
     return names
@@ -82,15 +90,15 @@ def inherited(name: Class) -> set[str]:
 
 @cache
 def of_core() -> frozenset[str]:
-    names = {name for (module, _), (own, _) in classes().items() if module.startswith("echo_core") for name in own}
-    for path in CORE.rglob("*.pyx"):
+    names = {name for (module, _), (own, _) in classes().items() if top(module) in OURS for name in own}
+    for path in (path for package in (CORE, PACKAGES["echo_net"], PACKAGES["echo_replay"]) for path in package.rglob("*.pyx")):
         names |= set(re.findall(r"^\s+(?:def|cdef|cpdef)\s[^\n=(]*?(_[a-z]\w*)\s*[(:=\n]", path.read_text(), re.M))
     return frozenset(names)
 
 
 def uses(plugin: str) -> list[str]:
     found = []
-    own = {name for (module, _), (names, _) in classes().items() if module.split(".")[0] == plugin for name in names}
+    own = {name for (module, _), (names, _) in classes().items() if top(module) == plugin for name in names}
     for path in PACKAGES[plugin].rglob("*.p*"):
         if path.suffix in (".pyx", ".pxi", ".pxd"):
             text = path.read_text()
@@ -101,7 +109,7 @@ def uses(plugin: str) -> list[str]:
     for module, path, tree in modules(PACKAGES[plugin]):
         where = path.relative_to(PACKAGES[plugin])
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and absolute(module, node, path.stem == "__init__").startswith("echo_core"):
+            if isinstance(node, ast.ImportFrom) and top(absolute(module, node, path.stem == "__init__")) in {*OURS} - {plugin}:
                 found += [f"{where}:{node.lineno}: import {alias.name}" for alias in node.names if is_private(alias.name)]
                 found += [f"{where}:{node.lineno}: import {node.module}" for part in str(node.module).split(".") if is_private(part)]
             elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr in of_core() - own:
@@ -129,8 +137,12 @@ def test_it_finds_them() -> None:
 
 def test_the_modules_that_versions_md_calls_public_exist() -> None:
     text = (ROOT / "docs" / "plugins" / "versions.md").read_text()
-    table = text[text.index("| for | modules of `echo_core` |") : text.index("Also public")]
-    named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", table.partition("\n")[2])
-    places = [CORE.joinpath(*name.split(".")) for name in named]
-    assert len(named) > 20
+    _, _, rest = text.partition("| for | modules of `echo_core` |\n")
+    core, _, rest = rest.partition("Of `echo_net`")
+    net, _, rest = rest.partition("of `echo_replay`")
+    replay, _, _ = rest.partition("Also public")
+    parts = {CORE: core, PACKAGES["echo_net"]: net, PACKAGES["echo_replay"]: replay}
+    named = {package: re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", part) for package, part in parts.items()}
+    assert len(named[CORE]) > 20 and len(named[PACKAGES["echo_net"]]) > 4 and len(named[PACKAGES["echo_replay"]]) > 1
+    places = [package.joinpath(*name.split(".")) for package, names in named.items() for name in names]
     assert not [place.name for place in places if not (place.is_dir() or place.with_suffix(".py").exists() or place.with_suffix(".pyx").exists())]

@@ -42,4 +42,4 @@ def test_what_echo_core_exports_is_typed() -> None:
     tree = ast.parse(Path(echo_core.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert typed == echo_core._HOME
+    assert typed == echo_core._HOME | {name: f"echo_replay.{module}" for name, module in echo_core._REPLAY.items()}

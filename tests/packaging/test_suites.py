@@ -53,7 +53,7 @@ def test_a_module_that_is_skipped_as_a_whole_must_run_elsewhere(suites: ModuleTy
 
 
 def test_a_clause_of_the_kit_must_run_for_one_plugin(suites: ModuleType) -> None:
-    kit = "x/site-packages/echo_core/testing/sampler.py"
+    kit = "x/site-packages/echo_testing/sampler.py"
     skipped = record({"t.py::TestOne::clause[a]": "skipped"}, place=kit)
     assert not list(suites.never_run([skipped, record({"u.py::TestOther::clause[b]": "passed"}, ["t.py::TestOne::clause[a]"])], []))
     assert [test for test, _ in suites.never_run([skipped, record({"u.py::TestOther::clause_b": "passed"})], [])] == ["t.py::TestOne::clause[a]"]
@@ -124,8 +124,9 @@ def names(tests: list[str]) -> set[str]:
     return {test.partition("::")[2] for test in tests}
 
 
-def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
-    content = run(tmp_path)
+@pytest.mark.parametrize("side_by_side", [(), ("-n", "2")])
+def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path, side_by_side: tuple[str, ...]) -> None:
+    content = run(tmp_path, *side_by_side)
     assert {test.partition("::")[2]: outcome for test, outcome in content["outcomes"].items()} == {
         "test_core": "passed",
         "test_x[a::b]": "passed",
@@ -135,11 +136,12 @@ def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
         "test_fails": "error",
         "test_known": "xfailed",
     }
-    (place, reason), marked = content["reasons"].values()
+    (place, reason), marked = (content["reasons"][f"tests/test_it.py::{name}"] for name in ("test_both", "test_marked"))
     assert place.endswith("test_it.py") and reason == "no tool"
     assert marked == ["a marker", "no card"]
 
 
+@pytest.mark.parametrize("side_by_side", [(), ("-n", "2")])
 @pytest.mark.parametrize(
     ("wanted", "taken"),
     [
@@ -148,8 +150,10 @@ def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
         ("pytest", {"test_both"}),
     ],
 )
-def test_an_environment_takes_the_tests_that_need_it_and_nothing_that_is_missing(tmp_path: Path, wanted: str, taken: set[str]) -> None:
-    content = run(tmp_path, "--needing", wanted)
+def test_an_environment_takes_the_tests_that_need_it_and_nothing_that_is_missing(
+    tmp_path: Path, wanted: str, taken: set[str], side_by_side: tuple[str, ...]
+) -> None:
+    content = run(tmp_path, "--needing", wanted, *side_by_side)
     assert names(list(content["outcomes"])) == taken
     assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_nowhere", "test_marked", "test_fails", "test_known"} - taken
 
@@ -238,3 +242,33 @@ def test_a_test_that_is_skipped_everywhere_fails_the_run(small: Callable[..., su
     assert done.returncode == 1 and "tests/test_it.py::test_b: no tool" in done.stdout
     assert "2 passed, 2 skipped, 1 error in" in done.stdout.splitlines()[-1]
     assert small("skipped", "py3{}-two").returncode == 0, "of some environments nobody expects every test"
+
+
+def test_the_start_says_what_will_run_and_how_long_it_took(small: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    first, minor = small("passed").stdout.splitlines()[1], sys.version_info.minor
+    assert "all tests on every Python" in first and f"py3{minor}-one, py3{minor}-two" in first and "usually takes about 27 minutes" in first
+    (tmp_path / "build" / "durations.json").write_text('{"whole": 1500}')
+    assert "the last time it took 25 minutes" in small("passed").stdout
+    assert json.loads((tmp_path / "build" / "durations.json").read_text())["whole"] < 1500, "this run was shorter, and is the last one now"
+    assert "took" not in small("passed", "py3{}-two").stdout
+
+
+def test_quick_runs_one_environment_on_one_python(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = small("passed", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"1 environment, 4 at a time: py3{sys.version_info.minor}-quick" in done.stdout and "about 5 minutes" in done.stdout
+    assert "No environment has run these tests" not in done.stdout
+    assert small("passed", "--quick", "py3{}-two").returncode == 2
+
+
+def test_every_file_of_the_quick_choice_exists() -> None:
+    text = (ROOT / "tox.ini").read_text()
+    kits = re.findall(r"(\S+\.py)::(\w+)", re.findall(r"^kits = (.*)$", text, re.M)[0])
+    assert len(kits) == 2 and all(f"class {name}(" in (ROOT / file).read_text() for file, name in kits)
+
+
+def test_dev_hands_quick_to_the_runner_and_the_rest_to_tox() -> None:
+    dev = (ROOT / "dev").read_text()
+    assert re.search(r'"" \| --quick\) exec python tools/suites\.py "\$@" ;; \*\) exec tox run "\$@"', dev)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert "./dev test --quick" in (ROOT / page).read_text(), page

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from echo_core import Server
+from echo_core import Queue, Server
 from echo_core.plugins import discovery
-from echo_core.wire.channel import Channel
+from echo_net.channel import Channel
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `strangers`
 
@@ -35,11 +35,12 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def serve(scheme: str) -> Iterator[Callable[..., Server]]:
-    """Started learners: `serve(**options of the transport)`."""
+    """Started learners: `serve(**options of the transport)`, with a queue in the place of a stream if `queue=True`."""
     servers: list[Server] = []
 
-    def serve(**options: Any) -> Server:
-        server = Server(EXAMPLE, 4, {"type": scheme, "port": 0, **options}, num_buffers=8)
+    def serve(*, queue: bool = False, **options: Any) -> Server:
+        stored: dict[str, Any] = {"capacity": 64, "sampler": "fifo", "rate_limiter": Queue(64)} if queue else {"num_buffers": 8}
+        server = Server(EXAMPLE, 4, {"type": scheme, "port": 0, **options}, **stored)
         servers.append(server)
         return server.start()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from echo_core.base.address import Address
 from echo_core.plugins import discovery
-from echo_core.wire.channel import Channel, ChannelTransport
+from echo_net.channel import Channel, ChannelTransport
 
 TOKEN = "the-token-of-these-tests-which-is-long-enough"
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}

@@ -17,12 +17,12 @@ from strangers import EXAMPLE, TOKEN, receive
 
 from echo_core import Client, SecurityError, Server
 from echo_core.base.errors import EchoError, HandshakeRefused
-from echo_core.testing.processes import until
-from echo_core.wire.channel import Channel
-from echo_core.wire.handshake import ClientHandshake
-from echo_core.wire.handshake.messages import MESSAGE
-from echo_core.wire.network import connection_rate
 from echo_core.wire.protocol import PROTOCOL_VERSION
+from echo_net.channel import Channel
+from echo_net.handshake import ClientHandshake
+from echo_net.handshake.messages import MESSAGE
+from echo_net.network import connection_rate
+from echo_testing.processes import until
 
 Serve = Callable[..., Server]
 Strangers = Callable[[Server], Channel]
@@ -125,7 +125,7 @@ def test_roles_that_are_none(serve: Serve) -> None:
 
 def test_a_workers_token_is_for_its_work_alone(serve: Serve) -> None:
     """It reads nothing of what is stored and changes nothing of it; weights are not published and learners not stopped over the network at all."""
-    server = serve(token="write:the-key-of-workers-long-enough")
+    server = serve(token="write:the-key-of-workers-long-enough", queue=True)  # a stream has none of the operations
     with Client(server.address, EXAMPLE, token="the-key-of-workers-long-enough") as worker:
         works(server, worker)
         for name in ("sample", "item", "peek", "top", "priority_histogram", "tap", "update_priorities", "update_items", "ack", "delete"):
@@ -186,7 +186,7 @@ def test_many_connection_attempts(
     """10 000 plain connections, most of which say something wrong, and all of which are let in; a worker is served all the time."""
     server = serve(handshake_timeout=2.0, max_connection_rate=0)
     place, served = server.address.endpoint, threading.Event()
-    said = [b"", b"ECHO\3\1\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    said = [b"", b"ECHO" + bytes((PROTOCOL_VERSION, 1, 0, 0)), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
 
     def storm(first: int) -> None:
         for number in itertools.count(first, 4):

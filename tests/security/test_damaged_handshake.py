@@ -11,7 +11,7 @@ from strangers import EXAMPLE
 
 from echo_core import Client, ConnectionClosedError, SecurityError, Server
 from echo_core.base.errors import EchoError
-from echo_core.testing.relay import Relay
+from echo_testing.relay import Relay
 
 pytestmark = pytest.mark.needs("echo-samplers")
 # Places that wait for nothing: the version and kind of messages, and their JSON (never the length of a message, or a TLS record).
@@ -34,7 +34,7 @@ def test_a_learner_that_refuses_twice_is_believed(serve: Callable[..., Server], 
     server = serve()
     address = server.address
     with Client(address, EXAMPLE, timeout=60) as client:
-        server.close()
+        server.close(restarting=True)
         monkeypatch.setenv("ECHO_TOKEN", "a-token-of-another-learner")
         serve(port=address.port)
         with pytest.raises(EchoError, match="token"):

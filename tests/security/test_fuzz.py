@@ -18,10 +18,10 @@ from strangers import EXAMPLE, TOKEN, dial, receive
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError
-from echo_core.testing.processes import until
-from echo_core.wire.channel import Channel
-from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import Kind, pack_header
+from echo_net.channel import Channel
+from echo_net.handshake import ClientHandshake
+from echo_testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -15,9 +15,9 @@ import pytest
 
 from echo_core import Client, SecurityError, Server
 from echo_core.security.tls import Authority
-from echo_core.testing.ports import free_port
-from echo_core.testing.processes import until
-from echo_core.testing.samples import Tally, example, stacked
+from echo_testing.ports import free_port
+from echo_testing.processes import until
+from echo_testing.samples import Tally, example, stacked
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "grpc.md"
 

@@ -118,7 +118,7 @@ def boot(place: Path, tests: list[str]) -> int:
     guest = place / "guest"
     shutil.copy(HERE / "guest", guest)
     # Python files are compiled here, which takes a hundredth of the time that every process would need inside.
-    folders = [sysconfig.get_path("purelib"), *(str(ROOT / name) for name in ("echo_core", "plugins", "samplers"))]
+    folders = [sysconfig.get_path("purelib"), *(str(ROOT / name) for name in ("echo_core", "echo_net", "echo_replay", "echo_testing", "plugins", "samplers"))]
     subprocess.run([sys.executable, "-m", "compileall", "-qq", *folders], check=False)  # some files of other projects are not valid Python
     slower = os.environ.get("ECHO_TEST_SLOWER", SLOWER)
     values = {**LANES, "ECHO_TEST_SLOWER": slower, "ECHO_ROOT": str(ROOT), "ECHO_PYTHON": sys.executable}

@@ -1,6 +1,6 @@
 """A pytest plugin for the emulated machine: it lengthens waits in the tests by the factor ECHO_TEST_SLOWER.
 
-The kit's own waits already use it (`echo_core.testing.processes.SLOWER`). This plugin lengthens the waits of other tests: for messages of
+The kit's own waits already use it (`echo_testing.processes.SLOWER`). This plugin lengthens the waits of other tests: for messages of
 another process, and for the silence after which an end counts as lost (LEASE in the tests). Signs of life are sent as often as elsewhere.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echo_core.testing.processes import SLOWER
+from echo_testing.processes import SLOWER
 
 _poll = Connection.poll
 

@@ -10,6 +10,10 @@ Transitions, for a learner's stream or a replay table:
 Steps, for a table of steps (n-step returns, windows, frame stacks):
 
     envs = StepRecorder(gymnasium.make_vec("CartPole-v1", 8), client)  # client: Client(address, Steps(step_example(envs)))
+
+Whole episodes of varying length:
+
+    envs = EpisodeRecorder(gymnasium.make_vec("CartPole-v1", 8), client)    # client: Client(address, episode_example(envs))
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ import numpy as np
 import optree
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from echo_core import Client
+from echo_core import Client, Ragged, TrajectoryAccumulator
 
 from ._episodes import Happened, Watcher
 from ._spaces import zeros
 
-__all__ = ["Recorder", "StepRecorder", "step_example", "transition_example"]
+__all__ = ["EpisodeRecorder", "Recorder", "StepRecorder", "episode_example", "step_example", "transition_example"]
 
 
 def transition_example(envs: VectorEnv) -> dict[str, Any]:
@@ -50,6 +54,23 @@ def step_example(envs: VectorEnv) -> dict[str, Any]:
         "action": zeros(envs.single_action_space, "the action"),
         "reward": np.zeros((), np.float32),
     }
+
+
+def episode_example(envs: VectorEnv, most: int = 1000) -> dict[str, Any]:
+    """The example of one episode, as an `EpisodeRecorder` of these environments sends it.
+
+        {"steps": {"obs", "action", "reward"},              # Ragged: one row for each step
+         "end": {"obs", "terminated", "truncated"}}         # the observation that the last action led to, and how the episode ended
+
+    Args:
+        most: the most steps of an episode.
+
+    Raises:
+        TypeError: as `transition_example`.
+    """
+    step, flag = step_example(envs), np.zeros((), bool)
+    rows = optree.tree_map(lambda leaf: Ragged(leaf.dtype, leaf.shape, most=most), step)
+    return {"steps": rows, "end": {"obs": step["obs"], "terminated": flag, "truncated": flag}}
 
 
 class Recorder(Watcher):
@@ -84,12 +105,7 @@ class Recorder(Watcher):
         self._client, self._timeout = client, timeout
 
     def _happened(self, step: Happened) -> None:
-        if not step.known.all():
-            raise ValueError(
-                f"environments {np.flatnonzero(~step.known).tolist()} ended and reset in the same step, and info['final_obs'] does not have their final "
-                "observations, so that next_obs is unknown. Make the environments give it (Isaac Lab and others have an option for it), use "
-                "AutoresetMode.NEXT_STEP, or use a StepRecorder and a table of steps, which need no final observations"
-            )
+        _check_known(step)
         transitions = {
             "obs": step.obs,
             "action": step.action,
@@ -157,3 +173,83 @@ class StepRecorder(Watcher):
     def _send(self, rows: dict[str, Any], which: np.ndarray, ends: np.ndarray) -> None:
         taken = optree.tree_map(lambda leaf: leaf[which], rows)
         self._client.send_batch(taken, self._timeout, ends=list(ends[which]), streams=self._streams[which])
+
+
+class EpisodeRecorder(Watcher):
+    """Sends each episode as one sample of varying length when it ends, and changes nothing else.
+
+    An episode of more than `most` steps is sent in pieces, each of which but the last has `truncated` set. If the caller resets an environment
+    within its episode, the episode is sent as truncated. As in `Recorder`, steps that only reset are not sent.
+
+    Args:
+        env, timeout, autoreset_mode: as for `Recorder`. The episodes that were not accepted are lost.
+        client: connected with `episode_example(env, most)`.
+        most: as for `episode_example`.
+
+    Raises:
+        ValueError: as `Recorder`. The rest of every episode in which a step could not be read is not sent, so that no episode has a gap.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        client: Client,
+        timeout: float | None = None,
+        *,
+        most: int = 1000,
+        autoreset_mode: AutoresetMode | str | None = None,
+    ) -> None:
+        super().__init__(env, autoreset_mode)
+        self._client, self._timeout, self._most = client, timeout, most
+        example = episode_example(env, most)
+        self._episodes = [TrajectoryAccumulator(example) for _ in range(self.num_envs)]
+        self._following: Any = None  # the observations that the last step led to
+        self._gap = np.zeros(self.num_envs, bool)  # the environments in whose episode a step is missing
+        self._sending = False
+
+    def _was_reset(self, which: np.ndarray) -> None:
+        self._gap = self._gap & ~which
+        self._send([self._ended(int(i), False, True) for i in np.flatnonzero(which) if self._episodes[i].counts["steps"]])
+
+    def _lost(self) -> None:
+        if not self._sending:
+            self._gap = np.ones(self.num_envs, bool)
+            for episode in self._episodes:
+                episode.reset()
+        self._sending = False
+
+    def _happened(self, step: Happened) -> None:
+        _check_known(step)
+        self._following = step.next_obs
+        rows, ended = {"obs": step.obs, "action": step.action, "reward": step.reward}, []
+        for i in map(int, np.flatnonzero(step.real)):
+            terminated, truncated = bool(step.terminated[i]), bool(step.truncated[i])
+            if not self._gap[i]:
+                episode = self._episodes[i]
+                episode.add("steps", optree.tree_map(lambda leaf, i=i: leaf[i], rows))
+                full = episode.counts["steps"] == self._most
+                if terminated or truncated or full:
+                    ended.append(self._ended(i, terminated, truncated or (full and not terminated)))
+            elif terminated or truncated:
+                self._gap[i] = False
+        self._send(ended)
+
+    def _ended(self, i: int, terminated: bool, truncated: bool) -> dict[str, Any]:
+        last = optree.tree_map(lambda leaf: leaf[i], self._following)
+        self._episodes[i].add("end", {"obs": last, "terminated": terminated, "truncated": truncated})
+        return self._episodes[i].build()
+
+    def _send(self, episodes: list[dict[str, Any]]) -> None:
+        if episodes:
+            self._sending = True
+            self._client.send_batch(episodes, self._timeout)
+            self._sending = False
+
+
+def _check_known(step: Happened) -> None:
+    if not step.known.all():
+        raise ValueError(
+            f"environments {np.flatnonzero(~step.known).tolist()} ended and reset in the same step, and info['final_obs'] does not have their final "
+            "observations, so that next_obs is unknown. Make the environments give it (Isaac Lab and others have an option for it), use "
+            "AutoresetMode.NEXT_STEP, or use a StepRecorder and a table of steps, which need no final observations"
+        )

@@ -17,8 +17,10 @@ from torch import Tensor, cuda, from_numpy
 from torch.utils.data import IterableDataset, get_worker_info
 
 from echo_core import Server, SpecError
+from echo_core.spec.packed import PackedBatch
+from echo_core.spec.ragged import ChunkSpec
 
-__all__ = ["BatchDataset", "as_tensors"]
+__all__ = ["BatchDataset", "as_nested", "as_tensors"]
 
 
 def as_tensors(tree: Any, *, namespace: str = "") -> Any:
@@ -44,9 +46,34 @@ def _tensor_of(leaf: Any) -> Any:
     return _tensor(leaf if leaf.flags.writeable else leaf.copy())
 
 
+def as_nested(sample: Any) -> Any:
+    """Return a packed batch of samples of varying length as a tree of tensors; ragged leaves become `torch.nested` tensors of layout jagged.
+
+        nested = as_nested(server.sample())
+        nested["tokens"].unbind()                                        # one tensor of shape (T, *shape) for each sample
+
+    No values are copied, and leaves of one axis share their offsets, so that torch knows that their lengths are the same. Leaves that are not
+    Ragged become tensors of shape `(n, *shape)`. The memory is given back when the tensors and all their views are gone.
+
+    Args:
+        sample: what `sample()` of a table of samples of varying length returned, or its `packed`.
+
+    Raises:
+        TypeError: torch has no dtype for a leaf.
+    """
+    packed: PackedBatch = getattr(sample, "packed", sample)
+    spec = packed.spec
+    offsets = [from_numpy(packed.offsets[axis].astype(np.int64)) for axis in spec.axes]
+    tensors = [_tensor_of(array) for array in optree.tree_leaves(packed.batch, namespace=spec.namespace)]
+    leaves = [
+        tensor if leaf.axis < 0 else torch.nested.nested_tensor_from_jagged(tensor, offsets[leaf.axis]) for leaf, tensor in zip(spec.leaves, tensors)
+    ]
+    return spec.flattener.unflatten(leaves)
+
+
 class BatchDataset(IterableDataset[Any]):
     """Yields whole batches: the pytree of the server's example, with tensors of shape `(batch_size, *leaf.shape)` as leaves. The tensors have
-    the leaves' own dtypes, bfloat16 and the float8 types of `ml_dtypes` included.
+    the leaves' own dtypes, bfloat16 and the float8 types of `ml_dtypes` included. Batches of samples of varying length are those of `as_nested`.
 
     Without pinning nothing is copied. A tensor then lies in the writable memory that the workers filled; the memory is given back when
     the tensor and all its views are gone. The iteration ends when the server is closed.
@@ -57,15 +84,18 @@ class BatchDataset(IterableDataset[Any]):
         timeout: seconds to wait for each batch; None waits for ever. Raises the same errors as `Server.sample`.
 
     Raises:
-        RuntimeError: `pin_memory` is set without a CUDA device, or the dataset is used in a DataLoader with worker processes, which
-            cannot share the store.
+        RuntimeError: `pin_memory` is set without a CUDA device or for samples of varying length, or the dataset is used in a DataLoader with
+            worker processes, which cannot share the store.
         SpecError: PyTorch has no dtype for a leaf (strings, dates, records, int4); the message names the leaf.
     """
 
     def __init__(self, server: Server, *, pin_memory: bool = False, timeout: float | None = None) -> None:
+        if pin_memory and isinstance(server.spec, ChunkSpec):
+            raise RuntimeError("pin_memory copies batches of one size; pin what as_nested(server.sample()) returns yourself")
         if pin_memory and not cuda.is_available():
             raise RuntimeError("pin_memory needs a CUDA device, but PyTorch finds none; leave pin_memory out")
-        for leaf in server.spec.leaves:
+        self._varying = isinstance(server.spec, ChunkSpec)
+        for leaf in server.spec.declared[0]:
             try:
                 _tensor(np.zeros(0, leaf.dtype))
             except TypeError:
@@ -76,7 +106,7 @@ class BatchDataset(IterableDataset[Any]):
         if get_worker_info() is not None:
             raise RuntimeError("worker processes cannot share the server of the main process; use DataLoader(dataset, batch_size=None, num_workers=0)")
         while (sample := self._server.sample(self._timeout)) is not None:
-            batch = optree.tree_map(self._tensor, sample.batch)
+            batch = as_nested(sample) if self._varying else optree.tree_map(self._tensor, sample.batch)
             del sample  # otherwise the last batch would stay leased during the wait for the next one
             yield batch
             del batch

@@ -92,9 +92,7 @@ class ReverbStacks(Stacks):
         signature = {
             "frame": tf.TensorSpec((depth + 1, *self._shape), "uint8"), "action": tf.TensorSpec((), "int32"), "reward": tf.TensorSpec((), "float32"),
         }  # fmt: skip
-        table = reverb.Table(
-            TABLE, reverb.selectors.Prioritized(ALPHA), reverb.selectors.Fifo(), items, reverb.rate_limiters.MinSize(1), signature=signature
-        )
+        table = reverb.Table(TABLE, reverb.selectors.Prioritized(ALPHA), reverb.selectors.Fifo(), items, reverb.rate_limiters.MinSize(1), signature=signature)
         self._server = reverb.Server([table], port=None)
         self._client = reverb.Client(f"127.0.0.1:{self._server.port}")
         self._writer: Any = None

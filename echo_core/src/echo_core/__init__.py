@@ -7,7 +7,8 @@
     client.send(sample)
     batch, info = server.sample(timeout=10)
 
-`TcpTransport`, `TcpClient` and their like are found among the installed plugins when they are first used.
+`TcpTransport`, `TcpClient` and their like are found among the installed plugins when they are first used, and `Table` and other names of
+replay tables in `echo_replay`.
 """
 
 from __future__ import annotations
@@ -29,44 +30,54 @@ _HOME = {
     "EchoError": "base.errors",
     "EchoTimeoutError": "base.errors",
     "ForkError": "base.errors",
-    "FrameStack": "store.steps.items",
     "HistSnapshot": "store.sample",
+    "JobEnded": "base.errors",
     "Later": "wire.later",
     "LeaseError": "base.errors",
     "PluginError": "base.errors",
-    "MinSize": "store.replay.rate_limiters",
-    "NStep": "store.steps.items",
     "Published": "server.server",
-    "Queue": "store.replay.rate_limiters",
-    "RateLimiter": "store.replay.rate_limiters",
-    "ReplayInfo": "store.replay.replay_info",
-    "ReplayTable": "store.replay.replay_table",
+    "Ragged": "spec.ragged_leaf",
     "Sample": "store.sample",
     "SampleInfo": "store.sample",
-    "SampleToInsertRatio": "store.replay.rate_limiters",
     "Sampler": "store.sampler",
-    "SamplesPerInsert": "store.replay.rate_limiters",
     "SecurityError": "base.errors",
-    "Sequences": "store.steps.items",
     "Server": "server.server",
-    "Slices": "store.steps.items",
     "Spec": "spec.spec",
     "SpecError": "base.errors",
-    "Stack": "store.replay.rate_limiters",
-    "StepSample": "store.steps.step_layout",
-    "StepTable": "store.steps.step_table",
-    "Steps": "store.steps.steps",
-    "Table": "config.table",
     "TrajectoryAccumulator": "client.trajectory",
     "Transport": "wire.transport",
     "Weights": "wire.weights",
     "hookimpl": "plugins.hookspecs",
 }
 
+# Where each public name of replay tables lives in echo_replay, which may be absent.
+_REPLAY = {
+    "FrameStack": "steps.items",
+    "MinSize": "tables.rate_limiters",
+    "NStep": "steps.items",
+    "Queue": "tables.rate_limiters",
+    "RateLimiter": "tables.rate_limiters",
+    "RecordSample": "tables.records.record_sample",
+    "RecordTable": "tables.records.record_table",
+    "ReplayInfo": "tables.replay_info",
+    "ReplayTable": "tables.replay_table",
+    "SampleToInsertRatio": "tables.rate_limiters",
+    "SamplesPerInsert": "tables.rate_limiters",
+    "Sequences": "steps.items",
+    "Slices": "steps.items",
+    "Stack": "tables.rate_limiters",
+    "StepSample": "steps.step_layout",
+    "StepTable": "steps.step_table",
+    "Steps": "steps.steps",
+    "Table": "config.table",
+}
+
 if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
     from .base.address import Address as Address
     from .client.client import Client as Client
-    from .store.replay.replay_info import ReplayInfo as ReplayInfo
+    from echo_replay.tables.records.record_sample import RecordSample as RecordSample
+    from echo_replay.tables.records.record_table import RecordTable as RecordTable
+    from echo_replay.tables.replay_info import ReplayInfo as ReplayInfo
     from .base.errors import (
         CheckpointError as CheckpointError,
         ClosedError as ClosedError,
@@ -75,14 +86,15 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
         EchoError as EchoError,
         EchoTimeoutError as EchoTimeoutError,
         ForkError as ForkError,
+        JobEnded as JobEnded,
         LeaseError as LeaseError,
         PluginError as PluginError,
         SecurityError as SecurityError,
         SpecError as SpecError,
     )
     from .plugins.hookspecs import hookimpl as hookimpl
-    from .store.steps.items import FrameStack as FrameStack, NStep as NStep, Sequences as Sequences, Slices as Slices
-    from .store.replay.rate_limiters import (
+    from echo_replay.steps.items import FrameStack as FrameStack, NStep as NStep, Sequences as Sequences, Slices as Slices
+    from echo_replay.tables.rate_limiters import (
         MinSize as MinSize,
         Queue as Queue,
         RateLimiter as RateLimiter,
@@ -90,21 +102,22 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
         SampleToInsertRatio as SampleToInsertRatio,
         Stack as Stack,
     )
-    from .store.replay.replay_table import ReplayTable as ReplayTable
+    from echo_replay.tables.replay_table import ReplayTable as ReplayTable
     from .store.sample import HistSnapshot as HistSnapshot, Sample as Sample, SampleInfo as SampleInfo
     from .store.sampler import Sampler as Sampler
     from .server.server import Published as Published, Server as Server
+    from .spec.ragged_leaf import Ragged as Ragged
     from .spec.spec import Spec as Spec
-    from .store.steps.step_layout import StepSample as StepSample
-    from .store.steps.step_table import StepTable as StepTable
-    from .store.steps.steps import Steps as Steps
-    from .config.table import Table as Table
+    from echo_replay.steps.step_layout import StepSample as StepSample
+    from echo_replay.steps.step_table import StepTable as StepTable
+    from echo_replay.steps.steps import Steps as Steps
+    from echo_replay.config.table import Table as Table
     from .client.trajectory import TrajectoryAccumulator as TrajectoryAccumulator
     from .wire.later import Later as Later
     from .wire.transport import Transport as Transport
     from .wire.weights import Weights as Weights
 
-__all__ = [*sorted(_HOME), "get_include"]
+__all__ = [*sorted({**_HOME, **_REPLAY}), "get_include"]
 
 
 def get_include() -> str:
@@ -117,6 +130,10 @@ def get_include() -> str:
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    elif name in _REPLAY:
+        from .plugins.replay_package import replay_module
+
+        value = getattr(replay_module(_REPLAY[name], name), name)
     elif name == "capi":
         # PyCapsule_Import("echo_core.capi._table") imports the package and asks for the rest as attributes.
         return import_module(".store.door.capi", __name__)

@@ -33,6 +33,7 @@ COMMANDS = {
     "plugins": "list, show and check installed transports and samplers",
     "config": "show, validate and describe configurations",
     "token": "make tokens",
+    "tls": "make an authority and certificates for TLS",
     "init": "make your own plugin package",
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["SAMPLER", "SHARED", "TRANSPORT"]
+__all__ = ["CONTRACTS", "SAMPLER", "SHARED", "TRANSPORT"]
+
+#: The modules whose docstrings are the contracts.
+CONTRACTS = {"transport": "echo_core.wire.transport", "sampler": "echo_core.store.sampler"}
 
 SHARED = {
     "pyproject.toml": """\
@@ -16,7 +19,7 @@ version = "0.1.0"
 description = "A @kind@ for Echo"
 readme = "README.md"
 requires-python = ">=3.11"
-dependencies = ["@core@", "numpy>=2.0"]
+dependencies = [@needs@, "numpy>=2.0"]
 
 [project.entry-points."echo.@kind@s"]
 @name@ = "echo_@name@"
@@ -36,11 +39,11 @@ addopts = ["--import-mode=importlib"]
 
 A @kind@ for Echo. Users select it by its name, `@name@`.
 
-    pip install -e .                       # it also needs echo-core[testing,samplers]: see Echo's page on installing
+    pip install -e .                       # it also needs @kit@: see Echo's page on installing
     python -m pytest                       # the conformance kit: the whole contract of a @kind@
     echoctl plugins show @name@
 
-The docstrings of `echo_core.@kind@` are the contract.
+The docstrings of `@contract@` are the contract.
 """,
     "src/echo_@name@/py.typed": "",
 }
@@ -72,8 +75,8 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.base.address import Address
-from echo_core.wire.channel import Acceptor, Channel, ChannelTransport
 from echo_core.base.transport_options import ListenOptions
+from echo_net.channel import Acceptor, Channel, ChannelTransport
 
 
 class @Name@Channel(Channel):
@@ -168,7 +171,7 @@ from typing import Any
 
 from echo_@name@.transport import @Name@Transport
 
-from echo_core.testing import TransportContract
+from echo_testing import TransportContract
 
 
 class Test@Name@(TransportContract):
@@ -201,8 +204,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from echo_core.base.errors import DuplicateKeyError, UnknownKeyError
-from echo_core.store.sampler import Keys, Priorities, Sampler, check_keys, check_priorities
+from echo_core.store.sampler import Keys, Priorities, Sampler, check_held, check_new, check_priorities
 
 
 class @Name@Sampler(Sampler):
@@ -225,34 +227,23 @@ class @Name@Sampler(Sampler):
         self._place: dict[int, int] = {}  # the index of each key in the list
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
-        keys = check_keys(keys)
+        new = check_new(keys, self._place)  # everything is checked before anything is changed
         if priorities is not None:
             check_priorities(priorities, keys)
-        seen: set[int] = set()
-        for key in keys.tolist():  # all keys are checked before anything is changed
-            if key in self._place or key in seen:
-                raise DuplicateKeyError(f"key {key} is held already or occurs twice")
-            seen.add(key)
-        for key in keys.tolist():
+        for key in new:
             self._place[key] = len(self._keys)
             self._keys.append(key)
 
     def delete(self, keys: Keys) -> None:
-        gone = self._held(keys)
-        seen: set[int] = set()
-        for key in gone:
-            if key in seen:
-                raise UnknownKeyError(f"key {key} occurs twice; it can be deleted only once")
-            seen.add(key)
-        for key in gone:
+        for key in check_held(keys, self._place, once=True):
             place, last = self._place.pop(key), self._keys.pop()
             if last != key:
                 self._keys[place] = last
                 self._place[last] = place
 
     def update(self, keys: Keys, priorities: Priorities) -> None:
-        self._held(keys)
-        check_priorities(priorities, check_keys(keys))
+        check_held(keys, self._place)
+        check_priorities(priorities, keys)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         held = len(self._keys)
@@ -270,17 +261,8 @@ class @Name@Sampler(Sampler):
     def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
         if set(state) != {"keys"}:
             raise ValueError(f"the state of a @Name@Sampler is one array 'keys', not {sorted(state)}")
-        keys = check_keys(state["keys"]).tolist()
-        if len(set(keys)) != len(keys):
-            raise ValueError("array 'keys' holds a key twice; this is not a state of a @Name@Sampler")
-        self._keys, self._place = keys, {key: place for place, key in enumerate(keys)}
-
-    def _held(self, keys: Keys) -> list[int]:
-        held: list[int] = check_keys(keys).tolist()
-        for key in held:
-            if key not in self._place:
-                raise UnknownKeyError(f"key {key} is not held; it was never inserted, or was deleted")
-        return held
+        self._keys = check_new(state["keys"], ())
+        self._place = {key: place for place, key in enumerate(self._keys)}
 ''',
     "tests/test_contract.py": '''\
 """Tests that @dist@ fulfils the contract of `echo_core.store.sampler`."""
@@ -292,7 +274,7 @@ from typing import Any
 
 from echo_@name@.sampler import @Name@Sampler
 
-from echo_core.testing import SamplerContract
+from echo_testing import SamplerContract
 
 
 class Test@Name@(SamplerContract):

@@ -10,19 +10,22 @@ from typing import Any
 from echo_core.base.plural import counted
 from echo_core.server.statistics.added_stats import GROUPS
 
-__all__ = ["HOLDS", "Snapshot", "TableRow", "Watcher", "Worker"]
+__all__ = ["HOLDS", "Snapshot", "TableRow", "Watcher", "WorkerRow"]
 
 Stats = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerRow:
     """One worker's row: rates per second, `lag` in policy versions (None: it holds no weights), `since` in seconds, `waits_for` is why it waits
-    for space ("" if it does not)."""
+    for space ("" if it does not).
+
+    A worker that waits, sends a few samples and waits again is in the same state at every look; `since` is then the time since the first of
+    these looks, although the wait of this moment began later."""
 
     name: str
-    samples: int
-    samples_per_s: float
+    inserted: int
+    inserts_per_s: float
     bytes_per_s: float
     weights_version: int
     lag: int | None
@@ -40,7 +43,7 @@ class TableRow:
     size: int
     capacity: int
     inserts_per_s: float
-    samples_per_s: float
+    draws_per_s: float
     samples_per_insert: float
     holds: str
     why: str
@@ -53,14 +56,16 @@ HOLDS = {"": "nobody", "inserts": "the workers", "samples": "the learner", "inse
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a server at one moment. Rates are per second since the last read; `fill` is from 0 to 1; `others` are figures of
+    """The state of a server at one moment. Rates are per second since the last read: inserts are samples that workers put into the store, and
+    draws are samples that the learner takes from it; `fill` is from 0 to 1; `others` are figures of
     `Server.add_stats`."""
 
     time: float
-    samples_per_s: float
+    inserts_per_s: float
+    draws_per_s: float
     bytes_per_s: float
     batches_per_s: float
-    samples_total: int
+    inserts_total: int
     batches_total: int
     stored: int
     capacity: int
@@ -72,7 +77,7 @@ class Snapshot:
     lag_mean: float
     lag_max: int
     waits: list[str] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[WorkerRow] = field(default_factory=list)
     tables: list[TableRow] = field(default_factory=list)
     others: dict[str, float | int | str] = field(default_factory=dict)
 
@@ -87,6 +92,7 @@ class Watcher:
         self._last: Stats = {}
         self._at = 0.0
         self._held_since: dict[tuple[str, str], float] = {}  # by table and `blocked`: time.monotonic() of the read that first showed it
+        self._states_since: dict[tuple[str, str], float] = {}  # by worker and state: time.monotonic() since which every read has shown it
         self._batches_since = 0.0  # time.monotonic() of the read that showed the last newly taken batch
 
     def look(self, stats: Stats) -> Snapshot:
@@ -95,16 +101,18 @@ class Watcher:
         seconds = now - self._at if self._last else 0.0
         if not self._last or stats["store/batches_taken_total"] != self._last.get("store/batches_taken_total"):
             self._batches_since = now
-        workers = [self._worker(name, stats, seconds) for name in _workers(stats)]
+        batches_per_s = self._rate(stats, "store/batches_taken_total", seconds)
+        workers = self._workers(stats, seconds, now)
         tables = self._tables(stats, seconds, now)
         lags = [worker.lag for worker in workers if worker.lag is not None]
         stored, capacity = int(stats["store/samples"]), int(stats["store/capacity"])
         snapshot = Snapshot(
             time=time.time(),
-            samples_per_s=self._rate(stats, "store/samples_inserted_total", seconds),
+            inserts_per_s=self._rate(stats, "store/samples_inserted_total", seconds),
+            draws_per_s=sum(table.draws_per_s for table in tables) if tables else batches_per_s * int(stats["store/batch_size"]),
             bytes_per_s=sum(self._rate(stats, key, seconds) for key in stats if key.endswith("/bytes_received")),
-            batches_per_s=self._rate(stats, "store/batches_taken_total", seconds),
-            samples_total=int(stats["store/samples_inserted_total"]),
+            batches_per_s=batches_per_s,
+            inserts_total=int(stats["store/samples_inserted_total"]),
             batches_total=int(stats["store/batches_taken_total"]),
             stored=stored,
             capacity=capacity,
@@ -127,21 +135,27 @@ class Watcher:
         # A counter that has decreased belongs to a server or worker that was restarted.
         return max(0.0, float(stats.get(key, 0)) - float(self._last.get(key, 0))) / seconds if seconds else 0.0
 
-    def _worker(self, name: str, stats: Stats, seconds: float) -> Worker:
+    def _workers(self, stats: Stats, seconds: float, now: float) -> list[WorkerRow]:
+        names = [key[len("worker/") : -len("/state")] for key in stats if key.startswith("worker/") and key.endswith("/state")]
+        states = {(name, str(stats[f"worker/{name}/state"])): now - float(stats.get(f"worker/{name}/state_s", 0.0)) for name in names}
+        self._states_since = {key: min(began, self._states_since.get(key, began)) for key, began in states.items()}
+        return [self._worker(name, stats, seconds, now) for name in names]
+
+    def _worker(self, name: str, stats: Stats, seconds: float, now: float) -> WorkerRow:
         key = f"worker/{name}"
         held = int(stats.get(f"{key}/weights_version", 0))
-        return Worker(
+        state = str(stats[f"{key}/state"])
+        return WorkerRow(
             name=name,
-            samples=int(stats.get(f"{key}/samples", 0)),
-            samples_per_s=self._rate(stats, f"{key}/samples", seconds),
+            inserted=int(stats.get(f"{key}/samples", 0)),
+            inserts_per_s=self._rate(stats, f"{key}/samples", seconds),
             bytes_per_s=self._rate(stats, f"{key}/bytes", seconds),
             weights_version=held,
             lag=max(0, int(stats["weights/version"]) - held) if held else None,
-            state=str(stats.get(f"{key}/state", "")),
-            since=float(stats.get(f"{key}/state_s", 0.0)),
+            state=state,
+            since=now - self._states_since[name, state],
             waits_for=str(stats.get(f"{key}/waits_for", "")),
         )
-
 
     def _tables(self, stats: Stats, seconds: float, now: float) -> list[TableRow]:
         names = [key[len("table/") : -len("/inserts")] for key in stats if key.startswith("table/") and key.endswith("/inserts")]
@@ -158,7 +172,7 @@ class Watcher:
             size=int(stats[f"{key}/steps_held" if steps else f"{key}/size"]),
             capacity=int(stats[f"{key}/steps_capacity" if steps else f"{key}/capacity"]),
             inserts_per_s=self._rate(stats, f"{key}/inserts", seconds),
-            samples_per_s=self._rate(stats, f"{key}/samples", seconds),
+            draws_per_s=self._rate(stats, f"{key}/samples", seconds),
             samples_per_insert=float(stats.get(f"{key}/samples_per_insert", 0.0)),
             holds=HOLDS.get(blocked, blocked),
             why=str(stats.get(f"{key}/blocked_by", "")),
@@ -166,11 +180,7 @@ class Watcher:
         )
 
 
-def _workers(stats: Stats) -> list[str]:
-    return [key[len("worker/") : -len("/state")] for key in stats if key.startswith("worker/") and key.endswith("/state")]
-
-
-def _waits(stats: Stats, workers: list[Worker], tables: list[TableRow], quiet: float) -> list[str]:
+def _waits(stats: Stats, workers: list[WorkerRow], tables: list[TableRow], quiet: float) -> list[str]:
     """Who waits for whom, and since when; the longest wait comes first. Tables say it with the reason of their rate limiter."""
     said: list[tuple[float, str]] = []
     batch, stored = int(stats["store/batch_size"]), int(stats["store/samples"])
@@ -181,12 +191,17 @@ def _waits(stats: Stats, workers: list[Worker], tables: list[TableRow], quiet: f
     for worker in blocked:
         if not any(worker.waits_for and worker.waits_for in table.why for table in tables):  # otherwise the table's line says it
             why = f": {worker.waits_for}" if worker.waits_for else ""
-            said.append((worker.since, f"{worker.name} waits for space, for {worker.since:.1f} s{why}"))
+            again = " again and again" if worker.inserts_per_s else ""
+            said.append((worker.since, f"{worker.name} waits for space{again}, for {worker.since:.1f} s{why}"))
     for worker in workers:
         if worker.state == "half a message":
             said.append((worker.since, f"the learner waits for the rest of a message of {worker.name}, for {worker.since:.1f} s"))
     if not tables and not blocked and not hoarded and stored < batch and quiet >= 1:
-        missing = batch - stored
-        whom = "workers: none is connected" if not workers else f"workers: a batch of {batch} lacks {counted(missing, 'sample')}"
-        said.append((quiet, f"the learner can have no batch: it waits for {whom}; the last was taken {quiet:.0f} s ago or more"))
+        newest = int(stats["weights/version"])
+        unpublished = [worker for worker in workers if worker.state == "waiting for weights" and worker.weights_version == newest]
+        whom = "none is connected" if not workers else f"a batch of {batch} lacks {counted(batch - stored, 'sample')}"
+        if unpublished:
+            newer = f" newer than version {newest}" if newest else ""
+            whom = f"{len(workers)} connected, {len(unpublished)} waiting for weights{newer}; the learner has to call publish()"
+        said.append((quiet, f"the learner can have no batch: it waits for workers: {whom}; the last was taken {quiet:.0f} s ago or more"))
     return [text for _, text in sorted(said, key=lambda item: -item[0])]

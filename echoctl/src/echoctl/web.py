@@ -6,8 +6,7 @@ import hmac
 import json
 from importlib.resources import files
 
-from echo_core.server.statistics.http_endpoint import HttpEndpoint, Request
-
+from .http_endpoint import HttpEndpoint, Request
 from .view import Snapshot
 
 __all__ = ["WebView"]

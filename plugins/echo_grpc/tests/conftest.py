@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import echo_grpc  # noqa: F401 - before any test imports grpcio: sets its log
-from echo_core.testing.fixtures import no_settings_of_the_user  # noqa: F401
+from echo_testing.fixtures import no_settings_of_the_user  # noqa: F401
 
 
 @pytest.fixture

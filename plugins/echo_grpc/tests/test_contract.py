@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing import Capabilities, TlsContract, TransportContract
-from echo_core.testing.tls import EXAMPLE, TOKEN, Certificates, given
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
+from echo_testing import Capabilities, TlsContract, TransportContract
+from echo_testing.tls import EXAMPLE, TOKEN, Certificates, given
 
 
 class TestGrpc(TransportContract):
@@ -21,6 +21,7 @@ class TestGrpc(TransportContract):
 
 
 class TestGrpcs(TestGrpc):
+    variant = True
     capabilities = Capabilities(forks=False, damage_proof=True)
 
     def transport(self, **options: Any) -> GrpcsTransport:

@@ -14,11 +14,11 @@ from hypothesis import given as given_by_hypothesis
 from hypothesis import strategies as st
 
 from echo_core import Client, Server
-from echo_core.testing.processes import until
-from echo_core.testing.tls import EXAMPLE, TOKEN, Certificates, given
-from echo_core.testing.tls_relay import TlsRelay
 from echo_grpc.expiry import _not_after, expired
 from echo_grpc.transport import GrpcsTransport
+from echo_testing.processes import until
+from echo_testing.tls import EXAMPLE, TOKEN, Certificates, given
+from echo_testing.tls_relay import TlsRelay
 
 x509 = pytest.importorskip("cryptography.x509")
 

@@ -15,11 +15,11 @@ import pytest
 
 from echo_core import Server
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
-from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import Kind, pack_header
-from echo_grpc.message import MAX_MESSAGE_BYTES, pack, unpack
+from echo_grpc.protobuf import MAX_MESSAGE_BYTES, pack, unpack
 from echo_grpc.service import METHOD
+from echo_net.handshake import ClientHandshake
+from echo_testing.processes import until
 
 TOKEN = "the-token-of-these-tests-long-enough"
 EXAMPLE = {"x": np.zeros(4096, np.uint8)}

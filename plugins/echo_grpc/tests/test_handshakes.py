@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from pathlib import Path
 
 import grpc
@@ -13,9 +12,9 @@ import pytest
 
 from echo_core import Client, SecurityError, Server
 from echo_core.security.tls import Authority
-from echo_core.testing.processes import until
 from echo_grpc.handshakes import Handshakes
 from echo_grpc.transport import GrpcsTransport
+from echo_testing.processes import until
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
 TOKEN = "the-token-of-these-tests-long-enough"
@@ -48,10 +47,8 @@ def test_certificates_that_are_no_use_are_an_error_at_once(tmp_path: Path) -> No
         {"tls_authority": authority.certificate, "tls_certificate": one.certificate, "tls_key": other.key},
         {"tls_authority": tmp_path / "rubbish.pem"},
     ):
-        began = time.monotonic()
-        with pytest.raises(SecurityError, match="pem"):
-            Client("grpcs://127.0.0.1:1", EXAMPLE, token=TOKEN, timeout=60, **wrong)
-        assert time.monotonic() - began < 30
+        with pytest.raises(SecurityError, match="pem"):  # and not EchoTimeoutError after the timeout, which no test waits for
+            Client("grpcs://127.0.0.1:1", EXAMPLE, token=TOKEN, timeout=3600, **wrong)
 
 
 def test_of_more_than_can_be_open_the_oldest_have_failed(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.testing.processes import until
+from echo_testing.processes import until
 
 TOKEN = "the-token-of-these-tests-long-enough"
 MESSAGES, MESSAGE_BYTES, PAGE_BYTES = 100, 2 << 20, 4096

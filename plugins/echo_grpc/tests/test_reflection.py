@@ -14,6 +14,7 @@ import pytest
 
 import echo_grpc
 from echo_core import Server
+from echo_core.wire.protocol import PROTOCOL_VERSION
 from echo_grpc.transport import GrpcTransport
 
 pytest.importorskip("grpc_reflection")
@@ -56,7 +57,7 @@ def test_a_generic_client_finds_and_calls_everything() -> None:
             with pytest.raises((grpc.RpcError, StopIteration)):
                 first_answer(b"this is no handshake")
             hello = b'{"client":"%s","role":"worker","nonce":"%s","session":"%s","silence":30.0,"base":0}' % (b"0" * 32, b"1" * 64, b"5" * 32)
-            assert b'"auth":"token"' in first_answer(b"ECHO\3\1\0\0" + len(hello).to_bytes(4, "little") + hello)
+            assert b'"auth":"token"' in first_answer(b"ECHO" + bytes([PROTOCOL_VERSION, 1, 0, 0]) + len(hello).to_bytes(4, "little") + hello)
 
 
 def test_it_is_not_served_unasked() -> None:

@@ -20,9 +20,9 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import SecurityError
 from echo_core.security.tls import Authority
-from echo_core.testing.processes import until
-from echo_core.wire.channel.listener import ChannelListener
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
+from echo_net.channel.listener import ChannelListener
+from echo_testing.processes import until
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
 TOKEN = "the-token-of-these-tests-long-enough"
@@ -172,7 +172,7 @@ def test_sigterm_loses_nothing(tmp_path: Path) -> None:
                     seen += server.sample(0.2).batch["n"].tolist()
                 except EchoTimeoutError:
                     pass
-            server.close()
+            server.close(restarting=True)
             while (sample := server.sample(1)) is not None:
                 seen += sample.batch["n"].tolist()
             print(seen[0], seen[-1], len(seen), flush=True)
@@ -269,7 +269,7 @@ def test_no_thread_of_grpcio_follows_into_a_forked_child(first: str, told: str |
 
 def test_a_learner_in_a_forked_child_is_an_error() -> None:
     from echo_core.base.errors import ForkError
-    from echo_core.testing.processes import forked
+    from echo_testing.processes import forked
 
     with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN):
 

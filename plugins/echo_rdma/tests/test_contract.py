@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from echo_core.testing import Capabilities, TransportContract
-from echo_core.testing.processes import SLOWER
 from echo_rdma.transport import RdmaTransport
+from echo_testing import Capabilities, TransportContract
+from echo_testing.processes import SLOWER
 
 VERBS = {"require_rdma": True, "lease": 10.0 * SLOWER}  # a lease of the default length, on a machine that may be emulated
 
@@ -38,6 +38,7 @@ class TestOverVerbs(OverUcx):
 
 
 class TestOverTcp(OverUcx):
+    variant = True
     lanes = "tcp"
 
 

@@ -18,11 +18,11 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.address import Address
 from echo_core.base.errors import EchoTimeoutError
-from echo_core.testing import workers
-from echo_core.testing.ports import free_port
-from echo_core.testing.processes import stop, until
-from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
+from echo_testing import workers
+from echo_testing.ports import free_port
+from echo_testing.processes import stop, until
+from echo_testing.samples import Tally, example, stacked
 
 SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "3"))
 BATCH, BUFFERS = 4, 8  # of the learner's store
@@ -96,7 +96,7 @@ def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) ->
                     moved = time.monotonic()
             sending = [maker for maker in running if maker in tally.numbers]
             if not sending:
-                assert time.monotonic() - moved < 60, f"the learner stopped after {kills} kills"
+                assert time.monotonic() < moved + 60, f"the learner stopped after {kills} kills"
                 continue
             victim = running[maker := dice.choice(sending)]
             if dice.random() < 0.3:
@@ -128,9 +128,7 @@ def test_a_stopped_worker_is_given_up_and_comes_back(processes: list[Any]) -> No
         process, ready = start(processes, server, 1, 5000)
         until(lambda: take(server, tally) and ready.poll(0), "the worker sends", 60)
         stop(process.pid)
-        began = time.monotonic()
-        until(lambda: not take(server, tally, 0.05) and not server.peers(), "the learner gives it up", 20)
-        assert time.monotonic() - began < 15 * LEASE["lease"]
+        until(lambda: not take(server, tally, 0.05) and not server.peers(), "the learner gives it up")
         with Client(server.address, example(5000), **LEASE) as other:  # the stopped worker does not hold up this one's samples
             other.send_batch(stacked(2, 0, 8, 5000))
             until(lambda: take(server, tally) and len(tally.numbers.get(2, [])) >= 4, "another worker's samples")

@@ -15,11 +15,11 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
 from echo_rdma import _ucx, channel
 from echo_rdma.connection import RENDEZVOUS_BYTES, message_bytes
 from echo_rdma.listener import RdmaListener
 from echo_rdma.options import RdmaConnectOptions
+from echo_testing.processes import until
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
 SPEC = Spec.from_example(EXAMPLE)

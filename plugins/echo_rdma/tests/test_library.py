@@ -14,9 +14,9 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import ConfigError, EchoError, ForkError
 from echo_core.base.installing import how_to_install
-from echo_core.testing.processes import forked
 from echo_rdma import lanes, library
 from echo_rdma.transport import RdmaTransport, UcxTransport
+from echo_testing.processes import forked
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
 TOKEN = "the-token-of-these-tests-long-enough"
@@ -187,7 +187,7 @@ def test_a_forked_child_is_told() -> None:
 FORKS = """
 import os, sys, warnings
 import numpy as np
-import echo_core.wire.channel.connection  # its hook for forks comes first, as where a client of another transport was there before
+import echo_net.channel.connection  # its hook for forks comes first, as where a client of another transport was there before
 from echo_core import Client
 warnings.simplefilter("ignore")  # forking with threads is the point
 with Client(sys.argv[1], {"x": np.zeros(4, np.float32)}) as client:

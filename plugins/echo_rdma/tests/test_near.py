@@ -10,10 +10,10 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoTimeoutError
-from echo_core.testing import workers
-from echo_core.testing.processes import until
-from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
+from echo_testing import workers
+from echo_testing.processes import until
+from echo_testing.samples import Tally, example, stacked
 
 pytestmark = pytest.mark.usefixtures("ucx", "shared_memory")
 

@@ -17,15 +17,15 @@ import pytest
 
 from echo_core import Client, Queue, Server, Table
 from echo_core.base.errors import EchoTimeoutError
-from echo_core.testing import workers
-from echo_core.testing.processes import stop, until
-from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
+from echo_testing import workers
+from echo_testing.processes import stop, until
+from echo_testing.samples import Tally, example, stacked
 
 LEASE = {"heartbeat": 0.2, "lease": 1.5}
 TOKEN = "the-token-of-these-tests-long-enough"
 COPIES = "ucp_am_eager_single_bcopy_reply_pack"  # UCX calls it between claiming an element of the queue and marking it
-VICTIM = "import sys; from echo_core import Client; from echo_core.testing.samples import example; Client(sys.argv[1], example())"
+VICTIM = "import sys; from echo_core import Client; from echo_testing.samples import example; Client(sys.argv[1], example())"
 spawning = multiprocessing.get_context("spawn")
 
 pytestmark = [pytest.mark.usefixtures("ucx", "shared_memory"), pytest.mark.timeout(180)]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from echo_core import Client, Server
-from echo_core.testing.processes import SLOWER
-from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.lanes import is_rdma
 from echo_rdma.transport import RdmaTransport
+from echo_testing.processes import SLOWER
+from echo_testing.samples import Tally, example, stacked
 
 # (bytes of filler, the size from which UCX uses rendezvous, how many of 8 samples are read). UCX's own limit depends on the card.
 CASES = [(48, "64k", 0), (300_000, "64k", 8), (300_000, "inf", 0)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def no_file_left() -> Iterator[None]:
 def no_memory_left() -> Iterator[None]:
     """Servers and clients of the test have left no memfd open or mapped."""
     yield
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while memfds() and time.monotonic() < until:
         time.sleep(0.02)
         gc.collect()  # a traceback in a cycle may hold a closed server

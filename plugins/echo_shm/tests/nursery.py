@@ -15,9 +15,9 @@ import echo_shm.connection  # noqa: F401  # once, and not again in every worker
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError
 from echo_core.plugins import discovery
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example, sample, stacked
 from echo_shm.transport import ShmTransport
+from echo_testing.processes import until
+from echo_testing.samples import example, sample, stacked
 
 ENTRY = 8  # bytes of the acknowledged count of a maker
 

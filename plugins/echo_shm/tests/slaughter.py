@@ -24,9 +24,9 @@ from pathlib import Path
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoTimeoutError
-from echo_core.testing.processes import descriptors, settled, tasks, until
-from echo_core.testing.samples import Tally, example, sample
 from echo_shm.transport import ShmTransport
+from echo_testing.processes import descriptors, settled, tasks, until
+from echo_testing.samples import Tally, example, sample
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery

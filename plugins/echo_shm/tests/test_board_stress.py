@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing import stress
+from echo_testing import stress
 
 SOURCE = Path(__file__).resolve().parent / "native" / "board_stress.cpp"
 

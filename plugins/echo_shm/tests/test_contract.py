@@ -7,10 +7,14 @@ import socket
 import tempfile
 from typing import Any
 
-from echo_core.testing import Capabilities, TransportContract
-from echo_core.testing.rig import sever_sockets
+import pytest
+
 from echo_shm.sockets import place
 from echo_shm.transport import ShmTransport
+from echo_testing import Capabilities, TransportContract
+from echo_testing.rig import sever_sockets
+
+pytestmark = pytest.mark.usefixtures("no_memory_left")
 
 
 class TestShm(TransportContract):
@@ -35,6 +39,7 @@ class TestShm(TransportContract):
 class TestShmAtAPath(TransportContract):
     """A path, as containers share it. It has a folder of its own, because a socket's path must be short and the tests' folder names are long."""
 
+    variant = True
     capabilities = Capabilities(relayable=False)
 
     def transport(self, **options: Any) -> ShmTransport:
@@ -44,6 +49,8 @@ class TestShmAtAPath(TransportContract):
 
 class TestShmPrivate(TestShm):
     """Workers see no memory of the learner's store."""
+
+    variant = True
 
     def transport(self, **options: Any) -> ShmTransport:
         return ShmTransport(mode="private", **options)

@@ -18,10 +18,10 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError
-from echo_core.testing.processes import descriptors, settled, stop, until
-from echo_core.testing.samples import Tally, example, stacked
 from echo_shm.transport import ShmTransport
 from echo_shm.uplink import ShmUplink
+from echo_testing.processes import descriptors, settled, stop, until
+from echo_testing.samples import Tally, example, stacked
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery
@@ -193,7 +193,7 @@ def test_a_stopped_worker_delays_no_batch_but_its_own(processes: list[Any]) -> N
 
 
 def test_a_killed_learner_leaves_a_socket_that_the_next_one_removes(processes: list[Any], tmp_path: Path) -> None:
-    from echo_core.testing import workers
+    from echo_testing import workers
 
     path = tmp_path / "a.sock"
     heard, said = spawning.Pipe(duplex=False)
@@ -226,7 +226,7 @@ def test_a_killed_learner_with_a_child_is_left_for_the_next_one(processes: list[
             process.kill()
             process.join()
             with Server(example(), 4, ShmTransport(name, mode=mode)) as server:
-                until(lambda: client.stats()["learner_restarts"] == 1, "the worker has come to the next learner", within=20)
+                until(lambda: client.stats()["learner_restarts"] == 1, "the worker has come to the next learner")
                 client.send_batch(stacked(1, 0, 4))
                 assert server.sample(timeout=20).batch["number"].tolist() == [0, 1, 2, 3]
         finally:

@@ -17,11 +17,11 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoTimeoutError, SecurityError
-from echo_core.testing.processes import descriptors, returns, settled, until
-from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_shm.lanes import Lane
 from echo_shm.sockets import UnixChannel
 from echo_shm.transport import ShmTransport
+from echo_testing.processes import descriptors, returns, settled, until
+from echo_testing.samples import Tally, example, sample, stacked
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import vandal
@@ -126,7 +126,7 @@ def test_a_restarted_learner_gets_what_lay_in_the_lane(tmp_path: Path) -> None:
     until(lambda: client.stats()["acknowledged"] == 8, "the store is full")
     tally = drain(first, 8)
     until(lambda: client.stats()["acknowledged"] == 16, "it is full again")
-    first.close(timeout=0)
+    first.close(timeout=0, restarting=True)
     for number in range(30, 40):  # while no learner is there
         client.send(sample(1, number))
     # The lane is smaller than the first one, so not all samples that come back fit at once.

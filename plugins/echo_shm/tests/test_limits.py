@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.testing.samples import example, stacked
 from echo_shm.transport import ShmTransport
+from echo_testing.samples import example, stacked
 
 PRELUDE = """
 import ctypes, os, resource, struct
 import numpy as np
 from echo_core import Client, Server
-from echo_core.testing.samples import example, sample, stacked
+from echo_testing.samples import example, sample, stacked
 from echo_shm.transport import ShmTransport
 
 def said(call):
@@ -189,7 +189,7 @@ def test_the_kernel_gives_huge_pages_where_it_can(mode: str) -> None:
     """Both ends have them, and without them everything is as before."""
     for forbid in ("", "forbid_huge_pages()"):
         said = child(f"""
-            from echo_core.testing.huge_pages import *
+            from echo_testing.huge_pages import *
             {forbid}
             name = "memfd:echo-store" if {mode!r} == "direct" else "memfd:echo-lane"
             expected = are_huge_pages_given()

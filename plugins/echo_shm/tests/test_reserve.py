@@ -11,10 +11,10 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError
-from echo_core.testing.processes import returns, until
-from echo_core.testing.samples import example
 from echo_shm.listener import ShmListener
 from echo_shm.transport import ShmTransport
+from echo_testing.processes import returns, until
+from echo_testing.samples import example
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery

@@ -18,13 +18,13 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError, ProtocolError
-from echo_core.testing import workers
-from echo_core.testing.processes import forked, until
-from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.wire.weights import PackedWeights, aligned_bytes, pack, unpack
 from echo_shm._board import PAGE, PLACES, Places
 from echo_shm.board import Board, Reader
 from echo_shm.transport import ShmClient, ShmTransport
+from echo_testing import workers
+from echo_testing.processes import forked, until
+from echo_testing.samples import Tally, example, sample, stacked
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import torn

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from echo_core import Client, Server
-from echo_core.testing.samples import Tally, example, stacked
 from echo_core.wire.weights import pack
 from echo_shm.transport import ShmTransport
+from echo_testing.samples import Tally, example, stacked
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 

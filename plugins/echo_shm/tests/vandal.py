@@ -14,7 +14,7 @@ from pathlib import Path
 
 from echo_core import Client
 from echo_core.base.errors import EchoError
-from echo_core.testing.samples import example, sample
+from echo_testing.samples import example, sample
 
 HEAD, WORDS = 4096, (0, 64, 128, 192, 200)  # words of a lane: written, copied, bell, wake_at, turns
 

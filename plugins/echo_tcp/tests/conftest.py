@@ -19,11 +19,11 @@ import pytest
 
 from echo_core import Server
 from echo_core.security.tokens import find_token
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
-from echo_core.testing.ports import hold
-from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
+from echo_net.handshake import ClientHandshake
 from echo_tcp.transport import TcpTransport
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+from echo_testing.ports import hold
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `wire_learner` and `numbered`
 
@@ -37,7 +37,7 @@ def no_descriptors_left() -> Iterator[None]:
     """A test closes its descriptors."""
     before = _descriptors()
     yield
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while _descriptors() > before and time.monotonic() < until:
         time.sleep(0.02)
         gc.collect()  # a traceback in a cycle may hold a closed listener

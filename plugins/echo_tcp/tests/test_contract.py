@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from echo_core.testing import Capabilities, TransportContract
 from echo_tcp.transport import TcpsTransport, TcpTransport
+from echo_testing import Capabilities, TransportContract
 
 
 @pytest.mark.every_python  # a marker would be inherited, so the other classes derive from the contract itself
@@ -18,11 +18,14 @@ class TestTcp(TransportContract):
 
 
 class TestTcp6WithManyThreads(TransportContract):
+    variant = True
+
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, host="::1", num_threads=3, **options)
 
 
 class TestTcpWithChecksums(TransportContract):
+    variant = True
     capabilities = Capabilities(damage_proof=True)
     connect_options: ClassVar[dict[str, Any]] = {"checksum": True}
 

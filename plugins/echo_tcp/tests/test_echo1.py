@@ -12,7 +12,7 @@ import pytest
 
 from echo_core import Server
 from echo_core.base.errors import SpecError
-from echo_core.wire.handshake import ClientHandshake
+from echo_net.handshake import ClientHandshake
 from echo_tcp.transport import TcpClient, TcpTransport
 
 original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")

@@ -266,7 +266,7 @@ def test_close_commits_what_has_arrived_and_says_goodbye(dial, port):
     address = server.address
     server.close()
     worker.acknowledged(8)
-    assert worker.farewell() == idle.farewell() == "the learner is closing"
+    assert worker.farewell() == idle.farewell() == "the learner has ended the job"
     assert taken(server, 2) == list(range(8))
     assert server.sample(10) is None
     with pytest.raises(ConnectionRefusedError):

@@ -22,8 +22,8 @@ from echo_core import Server
 from echo_core.base.errors import HandshakeRefused, SecurityError, SpecError
 from echo_core.security.tokens import find_token
 from echo_core.spec.spec import Spec
-from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import PROTOCOL_VERSION, Kind, frame, pack_header
+from echo_net.handshake import ClientHandshake
 from echo_tcp.listener import control
 from echo_tcp.transport import TcpTransport
 
@@ -120,7 +120,7 @@ BROKEN_HANDSHAKES = {
     "nothing": b"",
     "garbage": os.urandom(3000),
     "a web browser": b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n",
-    "half a header": b"ECHO\x03\x01",
+    "half a header": b"ECHO" + bytes((PROTOCOL_VERSION, 1)),
     "half a message": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 1, 0, 300) + b'{"client"',
     "too long": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 1, 0, 5000) + b" " * 5000,
     "another version": struct.pack("<4sBBHI", b"ECHO", 7, 1, 0, 2) + b"{}",

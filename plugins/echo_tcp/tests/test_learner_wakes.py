@@ -18,7 +18,7 @@ import numpy as np
 
 from echo_core.base.address import Address
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import stop
+from echo_testing.processes import stop
 
 KILOBYTE = {"number": np.zeros(128, np.int64)}
 LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  # 80,024 bytes

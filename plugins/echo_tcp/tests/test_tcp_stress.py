@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing import stress
+from echo_testing import stress
 
 NATIVE = Path(__file__).resolve().parent / "native"
 

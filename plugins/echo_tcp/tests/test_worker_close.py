@@ -12,8 +12,8 @@ from wire_learner import WireLearner, connect
 
 from echo_core.base.errors import ClosedError, EchoTimeoutError
 from echo_core.base.waiting import Wait
-from echo_core.testing.processes import until
 from echo_tcp import _worker
+from echo_testing.processes import until
 
 
 def test_close_delivers_says_goodbye_and_is_final(kind: tuple[Any, Any]) -> None:

@@ -26,8 +26,8 @@ from echo_core.base.errors import (
     SpecError,
 )
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport
+from echo_testing.processes import until
 
 EXAMPLE = {"frame": np.zeros((50, 50), np.uint8), "reward": np.zeros(1, np.float64)}
 BATCH = 10

@@ -19,8 +19,8 @@ from echo_core.base.errors import (
     EchoTimeoutError,
 )
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport
+from echo_testing.processes import until
 
 
 def test_a_learner_that_does_not_return_ends_every_call() -> None:

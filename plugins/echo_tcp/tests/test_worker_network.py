@@ -16,9 +16,9 @@ from wire_learner import WireLearner
 from echo_core.base.address import Address
 from echo_core.base.errors import ConnectionClosedError
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
 from echo_core.wire.protocol import REPLY, Kind, frame
 from echo_tcp.transport import TcpTransport
+from echo_testing.processes import until
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = {"a": np.zeros(9000, np.int64)}
@@ -40,14 +40,14 @@ def sample(i: int) -> dict[str, np.ndarray]:
 
 def test_a_learner_that_is_alive_but_reads_nothing_is_not_given_up() -> None:
     with WireLearner(EXAMPLE, receive_buffer=4096, read_bytes=4096) as learner, TcpTransport.connect(
-        learner.address, learner.spec, silence=0.2, window_bytes=8 << 20
+        learner.address, learner.spec, silence=1.0, window_bytes=8 << 20
     ) as worker:
         learner.may_read.clear()
         for i in range(40):
             worker.send(sample(i))
-        for _ in range(30):  # its window is closed for many times the silence that is allowed, but it shows that it lives
+        for _ in range(40):  # its window is closed for several times the silence that is allowed, but it shows that it lives
             learner.say(frame(Kind.PING, flags=REPLY))
-            time.sleep(0.05)
+            time.sleep(0.1)
         learner.may_read.set()
         worker.wait()
         assert [int(row[0][0]) for row in learner.rows] == list(range(40))

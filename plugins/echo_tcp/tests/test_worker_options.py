@@ -42,3 +42,5 @@ def test_options_in_the_address() -> None:
 def test_an_address_has_no_path(scheme: str) -> None:
     with pytest.raises(AddressError, match=f'write "{scheme}://127.0.0.1:9"'):
         transport_class(scheme).connect(Address.parse(f"{scheme}://127.0.0.1:9/table"), Spec.from_example(SMALL))
+    with pytest.raises(AddressError, match=f'"{scheme}://learner" has no port; did you mean "{scheme}://learner:5555"'):
+        transport_class(scheme).connect(Address.parse(f"{scheme}://learner"), Spec.from_example(SMALL))

@@ -18,8 +18,8 @@ from echo_core.base.errors import (
     SpecError,
 )
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import descriptors, forked, interrupted, settled, tasks
 from echo_tcp.transport import TcpTransport
+from echo_testing.processes import descriptors, forked, interrupted, settled, tasks
 
 PRELUDE = f"""
 import sys

@@ -12,7 +12,7 @@ from wire_learner import WireLearner, connect
 
 from echo_core.base.errors import ConnectionClosedError
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
+from echo_testing.processes import until
 
 
 @pytest.mark.parametrize("example", [NARROW, WIDE], ids=["small", "large"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,16 @@ from echo_core.base.errors import (
     ConnectionClosedError,
     EchoTimeoutError,
     HandshakeRefused,
+    JobEnded,
     ProtocolError,
     SecurityError,
     SpecError,
 )
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import until
-from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.protocol import HEADER, Kind, frame
+from echo_net.handshake import ServerHandshake
 from echo_tcp.transport import TcpTransport
+from echo_testing.processes import until
 
 
 def test_another_spec_is_refused_by_leaf() -> None:
@@ -80,6 +82,50 @@ def test_a_refusal_while_reconnecting_is_final(port: int) -> None:
             worker.close()
 
 
+def refusing(port: int, code: str) -> tuple[socket.socket, threading.Thread]:
+    """Refuses everybody at this port, until the socket is closed."""
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def run() -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                with sock:
+                    sock.recv(65536)
+                    sock.sendall(ServerHandshake(Spec.from_example(NARROW)).refuse(code, "the learner has ended the job"))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return listener, thread
+
+
+def test_a_worker_that_comes_back_when_the_job_has_ended_is_told_so(port: int) -> None:
+    with WireLearner(NARROW, port=port) as first:
+        worker = connect(first)
+        first.may_ack.clear()
+        worker.send(narrow(0))
+        first.close()
+    listener, thread = refusing(first.port, "ended")
+    until(lambda: worker.ended, "it is told")
+    with pytest.raises(JobEnded, match="1 sample was not acknowledged"):
+        worker.wait()
+    worker.close()
+    with pytest.raises(HandshakeRefused) as caught:  # one that was never connected waits, as for every learner that is not there
+        raise worker_that_starts(first.port)
+    assert caught.value.code == "ended"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(10)
+
+
+def worker_that_starts(port: int) -> BaseException:
+    """The reason why a worker that starts now gives up, after half a second."""
+    with pytest.raises(EchoTimeoutError, match="within 0.5 s") as caught:
+        TcpTransport.connect(Address("tcp", "127.0.0.1", port), Spec.from_example(NARROW), timeout=0.5)
+    assert caught.value.__cause__ is not None
+    return caught.value.__cause__
+
+
 def _alive(worker: Any) -> bool:
     try:
         worker.flush()
@@ -109,21 +155,46 @@ GARBAGE = {
     "table": HEADER.pack(Kind.ACK, 0, 7, 0, 1, 0),
     "text": b"HTTP/1.1 400 Bad Request\r\n\r\n",
 }
+#: The same, at the beginning of a link: there any ACK is allowed.
+AT_ONCE = {name: data for name, data in GARBAGE.items() if name != "ack of the future"}
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
-def test_a_learner_that_breaks_the_format(data: bytes) -> None:
+def test_a_link_on_which_the_format_was_broken_is_replaced(data: bytes) -> None:
+    """A damaged byte may have done it."""
+    with WireLearner(NARROW) as learner, connect(learner) as worker:
+        worker.send(narrow(0))
+        worker.wait()
+        learner.say(data)
+        learner.until(lambda: learner.links == 2)
+        worker.send(narrow(1))
+        worker.wait()
+        assert numbers(learner) == [0, 1] and worker.stats()["reconnects"] == 1
+
+
+@pytest.mark.parametrize("data", AT_ONCE.values(), ids=AT_ONCE.keys())
+def test_a_learner_that_breaks_the_format_each_time_is_left(data: bytes) -> None:
     with WireLearner(NARROW) as learner:
         worker = connect(learner)
         worker.send(narrow(0))
         worker.wait()
+        learner.greeting = lambda done: frame(Kind.ACK, seq=done) + data
         learner.say(data)
-        with pytest.raises(ProtocolError, match=str(learner.port)):
+        with pytest.raises(ProtocolError, match=f"{learner.port}.*3 connections in a row"):
             worker.weights(20)
         with pytest.raises(ProtocolError):
             for i in range(100):
                 worker.send(narrow(i))
         worker.close()
+        assert learner.links == 3
+
+
+@pytest.mark.parametrize("data", AT_ONCE.values(), ids=AT_ONCE.keys())
+def test_a_learner_that_breaks_the_format_at_first_is_left_at_once(data: bytes) -> None:
+    with WireLearner(NARROW) as learner:
+        learner.greeting = lambda done: data
+        with pytest.raises(ProtocolError, match=str(learner.port)):
+            connect(learner)
         assert learner.links == 1
 
 
@@ -134,9 +205,11 @@ def test_acknowledgements_cannot_be_taken_back() -> None:
             worker.send(narrow(i))
         worker.wait()
         learner.acknowledge(1)
-        with pytest.raises(ProtocolError, match="back"):
-            worker.weights(20)
+        learner.until(lambda: learner.links == 2)
+        worker.send(narrow(3))
+        worker.wait()
         worker.close()
+        assert numbers(learner) == [0, 1, 2, 3]
     with WireLearner(NARROW) as learner:
         worker = connect(learner)
         for i in range(3):

@@ -19,9 +19,9 @@ from echo_core.base.errors import (
     ProtocolError,
     SpecError,
 )
-from echo_core.testing.processes import until
 from echo_core.wire import weights as core_weights
 from echo_core.wire.protocol import HEADER, Kind, frame, weights_frames
+from echo_testing.processes import until
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 
@@ -133,9 +133,28 @@ def test_damaged_weights_are_never_shown() -> None:
         damaged = bytearray(b"".join(map(b"".join, weights_frames(packed(2)))))
         damaged[-70] ^= 1
         learner.say(bytes(damaged))
-        with pytest.raises(ProtocolError, match="digest"):
+        learner.until(lambda: learner.links == 2)
+        with pytest.raises(EchoTimeoutError):
+            worker.weights(0.1, newer_than=1)
+        learner.publish(packed(2))
+        check(worker.weights(newer_than=1), 2)
+        worker.close()
+        assert [version for version, _ in learner.receipts] == [1, 2]
+
+
+def test_weights_that_arrive_damaged_each_time_are_an_error() -> None:
+    with WireLearner(EXAMPLE) as learner:
+        worker = connect(learner)
+        learner.publish(packed(1))
+        check(worker.weights(), 1)
+        damaged = bytearray(b"".join(map(b"".join, weights_frames(packed(2)))))
+        damaged[-70] ^= 1
+        learner.greeting = lambda done: frame(Kind.ACK, seq=done) + bytes(damaged)
+        learner.say(bytes(damaged))
+        with pytest.raises(ProtocolError, match="digest.*3 connections in a row"):
             worker.weights(newer_than=1)
         worker.close()
+        assert learner.links == 3
         learner.until(lambda: learner.receipts)  # the receipt of the previous version, which may be read late
         assert len(learner.receipts) == 1
 

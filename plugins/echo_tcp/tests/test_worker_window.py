@@ -13,7 +13,7 @@ from wire_learner import WireLearner, connect
 
 from echo_core.base import waiting
 from echo_core.base.errors import EchoTimeoutError
-from echo_core.testing.processes import until
+from echo_testing.processes import until
 
 
 def test_a_batch_larger_than_the_window_waits_until_it_is_empty() -> None:

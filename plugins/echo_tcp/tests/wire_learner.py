@@ -18,7 +18,6 @@ import numpy as np
 from echo_core.base.address import Address
 from echo_core.base.errors import EchoError
 from echo_core.spec.spec import Spec
-from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.protocol import (
     HEADER_BYTES,
     TO_LEARNER,
@@ -33,6 +32,7 @@ from echo_core.wire.protocol import (
     weights_frames,
 )
 from echo_core.wire.weights import PackedWeights
+from echo_net.handshake import ServerHandshake
 from echo_tcp.transport import TcpTransport
 
 
@@ -50,7 +50,8 @@ class WireLearner:
         may_read: while cleared, nothing is read.
         cut: called before each read; returns the number of bytes after which to hang up, or None.
         handler: answers CONTROL requests.
-        receipts, subscriptions, goodbyes: the messages of workers.
+        receipts, goodbyes: the messages of workers.
+        subscriptions: the version that a worker held when it subscribed, of each connection.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class WireLearner:
         self.links = 0
         self.receipts: list[tuple[int, int]] = []
         self.subscriptions: list[int] = []
+        self._subscribed: set[socket.socket] = set()
         self.goodbyes: list[str] = []
         self.errors: list[BaseException] = []
         self.may_ack, self.may_read = threading.Event(), threading.Event()
@@ -220,7 +222,8 @@ class WireLearner:
             elif header.kind is Kind.RECEIPT:
                 self.receipts.append((header.seq, int.from_bytes(payload, "little")))
                 self._start(self._push, sock, header.seq)
-            elif header.kind is Kind.SUBSCRIBE:
+            elif header.kind is Kind.SUBSCRIBE and sock not in self._subscribed:  # later ones only say whether a call waits
+                self._subscribed.add(sock)
                 self.subscriptions.append(header.seq)
                 self._start(self._push, sock, header.seq)
             elif header.kind is Kind.BYE:

@@ -24,7 +24,7 @@ cdef extern from "echo_sampler.h" nogil:
         pass
     const char* ECHO_SAMPLER_NAME
 
-cdef extern from "rows.hpp" namespace "echo_samplers" nogil:
+cdef extern from "row_sampler.hpp" namespace "echo_samplers" nogil:
     uint64_t kMaxRows
     cdef cppclass State:
         vector[uint32_t] keys
@@ -90,7 +90,7 @@ cdef extern from "hot_cold.hpp" namespace "echo_samplers" nogil:
 
 
 @cython.final
-cdef class Rows:
+cdef class NativeSampler:
     """A native sampler over the rows 0..capacity-1, made by the functions below. Like every sampler, it is not thread-safe."""
 
     cdef RowSampler* core
@@ -354,8 +354,8 @@ cdef uint64_t check_capacity(capacity) except? 0:
     return capacity
 
 
-cdef Rows adopt(RowSampler* core, uint64_t capacity, bint evicts):
-    cdef Rows self = Rows.__new__(Rows)
+cdef NativeSampler adopt(RowSampler* core, uint64_t capacity, bint evicts):
+    cdef NativeSampler self = NativeSampler.__new__(NativeSampler)
     self.core = core
     self.marks = new PageArray[uint64_t]((capacity + 63) // 64)
     self.door = core.door(evicts)
@@ -399,6 +399,6 @@ def hot_cold(capacity, hot_capacity, double hot_ratio, age_threshold, int weight
     options.promote_above = promote_above
     options.demote_below = demote_below
     cdef HotCold* core = new HotCold(options)
-    cdef Rows self = adopt(core, options.capacity, True)
+    cdef NativeSampler self = adopt(core, options.capacity, True)
     self.strata = core
     return self

@@ -14,7 +14,7 @@ class _Heap(NativeSampler):
     replacement = False
     highest_first: ClassVar[bool]
 
-    def _make(self) -> _native.Rows:
+    def _make(self) -> _native.NativeSampler:
         return _native.heap(self.options.capacity, self.highest_first)
 
 

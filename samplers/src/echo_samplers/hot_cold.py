@@ -114,7 +114,7 @@ class HotCold(NativeSampler):
         super().__init__(**options)
         self.refuses_zero = self.options.weighting == "proportional" and self.options.eps == 0 and self.options.alpha > 0
 
-    def _make(self) -> _native.Rows:
+    def _make(self) -> _native.NativeSampler:
         options = self.options
         return _native.hot_cold(
             options.capacity,

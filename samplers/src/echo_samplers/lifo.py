@@ -17,5 +17,5 @@ class Lifo(NativeSampler):
 
     replacement = False
 
-    def _make(self) -> _native.Rows:
+    def _make(self) -> _native.NativeSampler:
         return _native.ordered(self.options.capacity, True)

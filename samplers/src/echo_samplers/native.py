@@ -42,7 +42,7 @@ class NativeSampler(Sampler):
         self._rows = make(type(self).__name__, self._make)
 
     @abstractmethod
-    def _make(self) -> _native.Rows:
+    def _make(self) -> _native.NativeSampler:
         """Make the native sampler for `self.options`."""
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
@@ -81,7 +81,7 @@ class NativeSampler(Sampler):
         return self._rows.native()
 
 
-def make(name: str, factory: Callable[[], _native.Rows]) -> _native.Rows:
+def make(name: str, factory: Callable[[], _native.NativeSampler]) -> _native.NativeSampler:
     """Call `factory`, and add the sampler's name to errors.
 
     Raises:

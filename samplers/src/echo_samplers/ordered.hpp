@@ -1,7 +1,7 @@
 // Keys in order of arrival: first in first out, or last in first out. 8 bytes per row; every operation takes constant time per key.
 #pragma once
 
-#include "rows.hpp"
+#include "row_sampler.hpp"
 
 namespace echo_samplers {
 

@@ -2,7 +2,7 @@
 // every machine; no mathematical library promises that for its pow(). The error is below 1e-9 and disappears in the rounding to a float.
 #pragma once
 
-#include "lanes.hpp"
+#include "simd.hpp"
 
 namespace echo_samplers::wide {
 

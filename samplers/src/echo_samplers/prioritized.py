@@ -61,6 +61,6 @@ class Prioritized(NativeSampler):
         super().__init__(**options)
         self.refuses_zero = self.options.eps == 0 and self.options.alpha > 0
 
-    def _make(self) -> _native.Rows:
+    def _make(self) -> _native.NativeSampler:
         options = self.options
         return _native.prioritized(options.capacity, options.alpha, options.eps, options.stratified)

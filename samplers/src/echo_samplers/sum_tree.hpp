@@ -18,8 +18,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "lanes.hpp"
-#include "rows.hpp"
+#include "row_sampler.hpp"
+#include "simd.hpp"
 
 namespace echo_samplers {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "rows.hpp"
+#include "row_sampler.hpp"
 
 namespace echo_samplers {
 

@@ -35,5 +35,5 @@ class Uniform(NativeSampler):
         super().__init__(**options)
         self.replacement = self.options.replacement
 
-    def _make(self) -> _native.Rows:
+    def _make(self) -> _native.NativeSampler:
         return _native.uniform(self.options.capacity, self.options.replacement)

@@ -36,7 +36,7 @@ def echo_configure(config):
     assert (way.options.port, way.options.allow_insecure, way.options.auth) == (1, True, True)
     assert path.options.path == "x"
     assert type(arguments.pop("sampler")).__name__ == "Draw"
-    assert isinstance(arguments.pop("host"), configuration.PluginHost)
+    assert isinstance(arguments.pop("plugins"), configuration.PluginHost)
     assert arguments == {
         "batch_size": 4,
         "num_buffers": 5,

@@ -221,6 +221,10 @@ def test_the_defaults_of_plugins_are_explained(fakes: None) -> None:
     assert explained["server.sampler.alpha"] == (0.5, "default")
     assert explained["client.window"] == (64, "default")
     assert "client.token" not in explained and "server.transport.token" not in explained
+
+
+@pytest.mark.needs("echo-replay")
+def test_the_defaults_of_plugins_of_tables_are_explained(fakes: None) -> None:
     tables = [{"name": "a", "capacity": 10, "sampler": "draw"}]
     assert ("server.tables.0.sampler.alpha", 0.5, "default") in load({"server": {"tables": tables}}, env={}).explain()
 

@@ -13,7 +13,7 @@ from devices import Gpu, OnDevice
 
 from echo_core import Server
 from echo_core.spec.cuda import CudaError, found
-from echo_core.testing.processes import forked
+from echo_testing.processes import forked
 
 EXAMPLE = {"obs": np.zeros(1000, np.float32), "reward": np.zeros((), np.float32)}
 

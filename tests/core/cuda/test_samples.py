@@ -17,8 +17,8 @@ from echo_core import Client, Server, SpecError
 from echo_core.base.errors import ConfigError, EchoTimeoutError
 from echo_core.spec.cuda import CudaError
 from echo_core.spec.spec import Spec
-from echo_core.testing.processes import forked
-from echo_core.testing.samples import assert_same
+from echo_testing.processes import forked
+from echo_testing.samples import assert_same
 
 LARGE = (300, 100)  # more than what is copied with the GIL
 TOKEN = "the-token-of-these-tests-long-enough"

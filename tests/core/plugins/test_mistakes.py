@@ -155,6 +155,8 @@ def test_a_mistake_in_the_hook_says_what_to_write(install: Install, source: str,
     ("before", "after", "said"),
     [
         ('    scheme = "way"\n', "", 'Way has no scheme; add scheme = "NAME" to it'),
+        ('    scheme = "way"\n', '    scheme = "wya"\n',
+         "fake_way_impl:Way has the scheme 'wya', so clients would look for another transport; write scheme = 'way'"),
         ("    def listen(self, sink): ...\n", "", "Way lacks listen(); define what is missing"),
         ("class Way(Transport):", "class Mine(ListenOptions):\n    path: str\n\nclass Way(Transport):\n    Options = Mine",
          "Way.Options is the class Mine, which is no dataclass; write @dataclass(frozen=True, kw_only=True) above it"),
@@ -171,9 +173,22 @@ def test_a_mistake_in_the_class_says_what_to_write(install: Install, before: str
     with pytest.raises(PluginError) as error:
         discovery.transport_class("way")
     assert str(error.value).startswith(f"transport 'way' (echo-way 0.1): {said}")
-    if "lacks listen" not in said:  # Python itself makes no object of a class that lacks a method
+    if "lacks listen" not in said and "entry point" not in said and "wya" not in said:  # Python itself makes no object of a class that lacks a method
         with pytest.raises(PluginError, match=re.escape(said)):
             sys.modules["fake_way_impl"].Way()
+
+
+def test_a_transport_that_forgets_its_base_class_says_what_to_write(install: Install) -> None:
+    methods = "    def __init__(self, **options): ...\n    def listen(self, sink): return self.options.host\n"
+    source = TRANSPORT_CLASS.replace("    def listen(self, sink): ...\n", methods)
+    assert methods in source
+    info = TRANSPORT.format(name="way", module="fake_way", api=1)
+    install("echo-way", "0.1", TRANSPORTS, {"way": "fake_way"}, fake_way=info, fake_way_impl=source)
+    way = discovery.transport_class("way")()
+    with pytest.raises(PluginError, match=r"Way has no options, because its __init__ does not call .*; begin it with: super\(\).__init__\(\*\*options\)"):
+        way.listen(None)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="'Way' object has no attribute 'other'"):
+        way.other  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_sampler_without_storage_says_what_to_write(install: Install) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from echo_core import Server
-from echo_core.testing.samples import example, stacked
+from echo_testing.samples import example, stacked
 
 
 def filled(count: int, batch_size: int = 2, num_buffers: int = 3, **options: Any) -> Server:

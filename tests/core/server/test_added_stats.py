@@ -11,7 +11,6 @@ import pytest
 from echo_core import Server, hookimpl
 from echo_core.base.errors import ConfigError, PluginError
 from echo_core.server.sink import ServerSink
-from echo_core.server.statistics.prometheus import exposition
 from echo_core.wire.peer import Peer
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -77,11 +76,6 @@ def test_figures_of_others_are_shown_everywhere(caplog: pytest.LogCaptureFixture
         assert [type(stats[f"es/{name}"]) for name in ("reward", "tasks_total", "done")] == [float, int, int]
         assert "store/samples" in again and not any(key.startswith("broken/") for key in stats)
         assert caplog.text.count("figures of 'broken'") == 1, "they are asked for every second"
-        text = exposition(stats)
-        assert "# TYPE echo_es_epoch gauge\necho_es_epoch 3\n" in text
-        assert "# TYPE echo_es_tasks_total counter\necho_es_tasks_total 7\n" in text
-        assert "# TYPE echo_es_samples gauge\n" in text
-        assert "me" not in [line.split()[-1] for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, object()])

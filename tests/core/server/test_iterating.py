@@ -14,8 +14,8 @@ from filling import filled
 
 from echo_core import ClosedError, Server, SpecError
 from echo_core.server.sink import ServerSink
-from echo_core.testing.processes import tasks
-from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_testing.processes import tasks
+from echo_testing.samples import Tally, example, sample, stacked
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 

@@ -14,7 +14,7 @@ import pytest
 from filling import filled
 
 from echo_core import ConfigError, LeaseError, PluginError, Server, SpecError
-from echo_core.testing.samples import example, sample, stacked
+from echo_testing.samples import example, sample, stacked
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 
@@ -30,7 +30,7 @@ def test_an_unfinished_server_says_so_and_does_not_crash() -> None:
         server.reset_histograms,
         server._counters,
         server._histograms,
-        server._native,
+        server._storage,
     ]
     for call in calls:
         with pytest.raises(RuntimeError, match="__init__"):
@@ -111,7 +111,7 @@ def test_a_server_from_a_configuration(tmp_path: Path, monkeypatch: pytest.Monke
     held = list(itertools.islice(server.dataset_iter(), 5))
     with pytest.raises(LeaseError):
         server.sample()
-    assert "all 5 batch buffers are leased" in server._who_blocks_learner(), "the log of a wait names the lease, not the workers"
+    assert "all 5 batch buffers are leased" in server._storage().who_blocks_learner(), "the log of a wait names the lease, not the workers"
     del held
     assert Server.from_config([table, file], example(), batch_size=7).batch_size == 7
     with pytest.raises(ConfigError, match="batch_sise.*batch_size"):

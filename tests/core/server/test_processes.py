@@ -11,8 +11,8 @@ import pytest
 from filling import filled
 
 from echo_core import ForkError
-from echo_core.testing.processes import forked, interrupted, returns
-from echo_core.testing.samples import sample, stacked
+from echo_testing.processes import forked, interrupted, returns
+from echo_testing.samples import sample, stacked
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
@@ -63,7 +63,7 @@ SETUP = """
 import numpy as np
 from echo_core import Server
 from echo_core.server.sink import ServerSink
-from echo_core.testing.samples import example, sample, stacked
+from echo_testing.samples import example, sample, stacked
 
 server = Server(example(), 1, num_buffers=2)
 def fill():

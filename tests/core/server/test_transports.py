@@ -12,10 +12,10 @@ from filling import filled
 
 from echo_core import Address, ClosedError, ConfigError, EchoError, PluginError, Server, Transport
 from echo_core.server.sink import ServerSink
-from echo_core.testing.samples import example
 from echo_core.wire.peer import Peer
 from echo_core.wire.sink import Sink
 from echo_core.wire.transport import Connection, Listener
+from echo_testing.samples import example
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 

@@ -7,7 +7,7 @@ import optree
 import pytest
 
 from echo_core import EchoTimeoutError, Server
-from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample
+from echo_testing.samples import Tally, assert_same, example, random_like, rich_example, sample
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 

@@ -11,8 +11,8 @@ import pytest
 from stored import GOOD, inserted
 
 from echo_core import EchoTimeoutError, Server, SpecError
-from echo_core.testing.samples import Tally, example, sample, stacked
-from echo_core.testing.threads import ended, in_thread
+from echo_testing.samples import Tally, example, sample, stacked
+from echo_testing.threads import ended, in_thread
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_core.base.errors import SpecError
-from echo_core.testing.samples import assert_same
+from echo_testing.samples import assert_same
 
 pytestmark = pytest.mark.every_python
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from echo_core import EchoTimeoutError, Server
-from echo_core.testing.samples import Tally, stacked
+from echo_testing.samples import Tally, stacked
 
 __all__ = ["TOP_UP", "Consumer", "Ledger"]
 

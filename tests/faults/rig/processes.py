@@ -11,8 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Link
 from typing import Any
 
-from echo_core.testing.processes import stop
-from echo_core.testing.workers import Environment
+from echo_testing.processes import stop
+from echo_testing.workers import Environment
 
 __all__ = ["Child", "Children"]
 
@@ -52,7 +52,7 @@ class Child:
     def tell(self, what: Any) -> None:
         self.link.send(what)
 
-    def hear(self, within: float = 20.0) -> Any:
+    def hear(self, within: float = 60.0) -> Any:
         """What it says next; fails when it says nothing, dies, or has failed itself."""
         assert self.link.poll(within), f"process {self.pid} said nothing within {within:g} s"
         try:
@@ -64,7 +64,7 @@ class Child:
             raise AssertionError(f"in process {self.pid}:\n{said.text}")
         return said
 
-    def ask(self, what: Any, within: float = 20.0) -> Any:
+    def ask(self, what: Any, within: float = 60.0) -> Any:
         self.tell(what)
         return self.hear(within)
 
@@ -81,7 +81,7 @@ class Child:
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def end(self, within: float = 20.0) -> None:
+    def end(self, within: float = 60.0) -> None:
         """Wait for its end; fails unless it ends by itself and well."""
         self.process.join(within)
         assert not self.process.is_alive(), f"process {self.pid} has not ended within {within:g} s"

@@ -8,9 +8,9 @@ from typing import Any
 
 from echo_core import Server, Spec
 from echo_core.security.tokens import find_token
-from echo_core.testing.samples import example, stacked
-from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import HEADER_BYTES, TO_WORKER, Header, Kind, pack_header, parse_header
+from echo_net.handshake import ClientHandshake
+from echo_testing.samples import example, stacked
 
 from .proxy import reset
 

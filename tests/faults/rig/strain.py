@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from echo_core import Server
-from echo_core.testing.samples import example
 from echo_core.wire.protocol import HEADER, Kind
+from echo_testing.samples import example
 
 from .ledger import Consumer
 from .raw import RawWorker

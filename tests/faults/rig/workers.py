@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection as Link
 from typing import Any
 
 from echo_core import Client, Server
-from echo_core.testing.samples import example, stacked
+from echo_testing.samples import example, stacked
 
 __all__ = ["flood", "hold", "idle", "learner", "numbered", "rows"]
 
@@ -100,6 +100,7 @@ def learner(
             link.send("idle")
             link.recv()
         link.send(server.stats())
+        server.close(restarting=True)
 
 
 def forking_learner(link: Link, scheme: str) -> None:

@@ -6,14 +6,15 @@ The scheme is the name of a transport; that transport interprets everything else
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
-from .errors import AddressError
+from .errors import AddressError, ConfigError
 
-__all__ = ["Address", "is_ip", "is_loopback_host"]
+__all__ = ["Address", "is_ip", "is_loopback_host", "refuse_host_and_port"]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+._-]*")
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_.])?")
@@ -157,6 +158,25 @@ def is_loopback_host(host: str) -> bool:
         return False
     mapped = getattr(ip, "ipv4_mapped", None)
     return (mapped or ip).is_loopback
+
+
+def refuse_host_and_port(who: str, argument: str, address: object, host: object, port: object) -> None:
+    """Refuse `host=` and `port=` where an address is meant, and say how to write it. `address` is what was given as address, if anything was.
+
+    Raises:
+        ConfigError: one of the two is given.
+    """
+    given = [name for name, value in (("host", host), ("port", port)) if value is not None]
+    if not given:
+        return
+    start, known_host, known_port = "tcp://", "127.0.0.1", 5555
+    with contextlib.suppress(AddressError):
+        known = Address.parse(address)  # type: ignore[arg-type]
+        if known.port is not None:
+            start, known_host, known_port = f"{known.scheme}://", known.host, known.port
+    place = f"{_bracketed(str(known_host if host is None else host))}:{known_port if port is None else port}"
+    why = "it is a part" if len(given) == 1 else "they are parts"
+    raise ConfigError(f'{who} takes no {" and no ".join(given)}, because {why} of the address; write {argument}"{start}{place}"')
 
 
 def _without_secrets(text: str) -> str:

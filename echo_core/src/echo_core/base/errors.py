@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from .foreign_text import escaped
+from .plural import counted
 
 __all__ = [
     "AddressError",
@@ -25,6 +26,7 @@ __all__ = [
     "FileWriteError",
     "ForkError",
     "HandshakeRefused",
+    "JobEnded",
     "LeaseError",
     "ListenError",
     "NoAddressError",
@@ -112,10 +114,27 @@ class ConnectionClosedError(EchoError, ConnectionError):
     """The peer is gone: the connection was closed or lost and could not be resumed, at least not before the call's timeout was over."""
 
 
+class JobEnded(ConnectionClosedError):
+    """The learner has ended the job on purpose (`Server.close()`, or the end of `with Server`), so the client does not try to connect again.
+
+    `unacknowledged`: how many samples of the connection were not acknowledged. The message says it, too.
+    """
+
+    unacknowledged: int = 0
+
+    @classmethod
+    def at(cls, address: object, unacknowledged: int) -> JobEnded:
+        """The error of a connection to the learner at `address`."""
+        were = "was" if unacknowledged == 1 else "were"
+        error = cls(f"the learner at {address} has ended the job; {counted(unacknowledged, 'sample')} {were} not acknowledged")
+        error.unacknowledged = unacknowledged
+        return error
+
+
 class HandshakeRefused(ConnectionClosedError):
     """The server answered the handshake with a refusal.
 
-    `code` is the machine-readable reason: "version", "role", "table", "busy" or "shutdown". A refused
+    `code` is the machine-readable reason: "version", "role", "table", "busy", "shutdown" or "ended". A refused
     token raises SecurityError and a refused spec raises SpecError instead.
     """
 
@@ -130,7 +149,9 @@ class HandshakeRefused(ConnectionClosedError):
 
 
 class ProtocolError(EchoError, ConnectionError, ValueError):
-    """The peer broke the wire format, or is no Echo; the connection cannot be used any more. The original Echo raised a ValueError."""
+    """The peer broke the wire format, or is no Echo; the connection cannot be used any more. The original Echo raised a ValueError.
+
+    One damaged byte can break a link as well. So a client that was served before dials again, and raises this only if several links in a row break."""
 
 
 class ListenError(EchoError, OSError, RuntimeError):

@@ -17,7 +17,8 @@ PUBLISHED: Final[bool] = False
 """Whether Echo's distributions are on a package index."""
 
 OWN: Final = frozenset(
-    {"echo-core", "echo-samplers", "echo-tcp", "echo-shm", "echo-grpc", "echo-rdma", "echo-ipc", "echo-es", "echo-rl", "echoctl", "echo-adapters"}
+    {"echo-core", "echo-net", "echo-replay", "echo-testing", "echo-samplers", "echo-tcp", "echo-shm", "echo-grpc", "echo-rdma", "echo-ipc"}
+    | {"echo-es", "echo-rl", "echoctl", "echo-adapters"}
 )
 
 
@@ -25,9 +26,10 @@ def how_to_install(requirement: str) -> str:
     """What to do to get one of Echo's own distributions, such as `echo-core[tcp]`; it ends a message."""
     if PUBLISHED:
         return f'run: pip install "{requirement}"'
+    # Without --no-index pip would prefer a package of the same name on the index, which anybody can put there before the first release.
     return (
-        f'in a checkout of Echo run: python tools/install.py "{requirement}", '
-        f'or with a folder of its wheels: pip install --find-links FOLDER "{requirement}"'
+        f'in a checkout of Echo run: python tools/install.py "{requirement}", or with a folder of its wheels, after its dependencies '
+        f'(docs/install.md): pip install --no-index --find-links FOLDER "{requirement}"'
     )
 
 

@@ -1,4 +1,4 @@
-"""What a plugin's methods return: the same error for every one that ends without a `return`, or returns something else."""
+"""Checks of what plugins write: the same error for every method that returns something else than it has to, and for an `__init__` that calls no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from .address import Address
 from .errors import PluginError
 
-__all__ = ["returned", "with_address"]
+__all__ = ["returned", "with_address", "without_init"]
 
 T = TypeVar("T")
 
@@ -24,3 +24,15 @@ def with_address(value: T) -> T:
     if not isinstance(getattr(value, "address", None), Address):
         raise PluginError(f"{type(value).__name__} has no address; set self.address, with the actual port, in its __init__")
     return value
+
+
+def without_init(plugin: object, name: str) -> Any:
+    """For the `__getattr__` of a base class whose `__init__` sets `options`. It is called for an attribute that `plugin` lacks, and always raises.
+
+    Raises:
+        PluginError: there are no options, because the subclass has an `__init__` that does not call the one of its base class.
+    """
+    kind = type(plugin).__name__
+    if name == "options":
+        raise PluginError(f"{kind} has no options, because its __init__ does not call the one of its base class; begin it with: super().__init__(**options)")
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=plugin)

@@ -62,7 +62,9 @@ class ConnectOptions:
         max_coalesced_bytes: how many bytes of samples are gathered into one frame on a busy link.
         reconnect: False makes a lost connection final.
         silence: after how many seconds without a byte the learner counts as lost.
-        resolve: a function, in code only. It is called before every dial, and returns the `Address` or raises ConnectionClosedError.
+        connect_timeout: in code only: how many seconds `connect()` may take; None: `timeout`. A client gives what a resolver left of its `timeout`.
+        resolve: a function, in code only. It is called before every dial as `resolve(seconds)`; within that time it returns the `Address` or raises
+            ConnectionClosedError.
     """
 
     timeout: float = 30.0
@@ -77,6 +79,7 @@ class ConnectOptions:
     max_coalesced_bytes: int = 256 << 10
     reconnect: bool = True
     silence: float = SILENCE
+    connect_timeout: float | None = None
     resolve: Any = None
 
     def __post_init__(self) -> None:
@@ -90,6 +93,11 @@ class ConnectOptions:
         if self.client_id and not re.fullmatch("[0-9a-f]{32}", self.client_id):
             raise ValueError(f"client_id must be 32 hex digits, not {self.client_id!r}")
         check_silence(self.silence)
+
+    @property
+    def connect_seconds(self) -> float:
+        """How many seconds `connect()` may take."""
+        return self.timeout if self.connect_timeout is None else self.connect_timeout
 
 
 def check_silence(seconds: float) -> None:

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ..base.address import Address
-from ..base.errors import ConfigError
+from ..base.address import Address, refuse_host_and_port
+from ..base.errors import ConfigError, JobEnded
+from ..base.forks import Origin
 from ..base.green_threads import check_real_threads
 from ..base.returned import returned
-from ..base.waiting import Wait
+from ..base.waiting import FAREWELL_SECONDS, Wait
 from ..plugins.reaching import Resolver, reach
+from ..plugins.replay_package import replay_module
 from ..security import tokens
-from ..server import mixture
 from ..spec.spec import Spec
-from ..store.steps.steps import Steps, StepStreams, new_client_id
-from ..wire.labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
+from ..wire.identity import new_client_id
 from ..wire.reservation import CopiedReservation, Reservation
 from ..wire.transport import Connection
 from ..wire.weights import Weights
-from .explained import ExplainedConnection, Reasons
-from .other_tables import OtherTables, close_all
-from .plain_sender import PlainSender
-from .remote_steps import remote_table
-from .remote_table import RemoteSample
+from .explained import Reasons
+from .leftovers import Leftover, leftover_of
+from .outlets import Outlets, close_all, spec_of
 from .requests import Requests
+from .sender import Sender
 from .serving import CallHandler, Serving, abandoned
 from .weights_connection import weights_connection
 
 if TYPE_CHECKING:
-    from .remote_table import RemoteTable
+    from ..plugins.replay_package import MixedSample, RemoteSample, RemoteTable
 
 __all__ = ["Client"]
 
+_log = logging.getLogger("echo")
 
-class Client:
+#: Counters of connections that are added up over a client's tables. The others are those of the own table's connection.
+ADDED_UP = frozenset((
+    "samples", "acknowledged", "unacknowledged", "bytes_sent", "bytes_received", "frames_sent", "window_bytes_used", "send_blocked", "blocked_seconds",
+    "chunks", "chunks_acknowledged", "chunks_unacknowledged",
+))
+
+
+class Client(Sender):
     """A worker's connection to a learner.
 
     Args:
@@ -47,7 +54,8 @@ class Client:
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
         auth: False connects without a token to a server that asks for none.
         table: the server's replay table that `example` describes and that gets the samples of `send`; None is its first table, or its stream.
-        tables: `{name: example}` of further tables for `send(..., table=name)`. Each has its own connection, which is made at its first use.
+        tables: `{name: example}` of further tables for `send(..., table=name)`. Each has its own connection, which is made at its first use, so
+            that a full table does not stop another. For the server they are one worker.
         resolve: called as `resolve(address)` before every dial, it returns the address where the server is now, or None if it is not up yet. The
             transport stays the same for the life of the client. The schemes `file`, `dns` and `static`, and those of the entry-point group
             `echo.resolvers`, do this without an argument. See docs/finding-servers.md.
@@ -62,7 +70,8 @@ class Client:
 
     Attributes:
         policy_version: the version of the policy that makes the samples sent from now on, for tables that keep versions. `weights()` sets
-            it to the version that it returns; set it yourself if the policy changes later. None means the version published last.
+            it to the version that it returns; set it yourself if the policy changes later. None means the version published last. Setting
+            an invalid one raises ValueError.
 
     All calls are thread-safe, take `timeout=` and can be interrupted by Ctrl-C. A client can be pickled, and the copy makes its own
     connection. After a fork, the child must make its own client.
@@ -70,8 +79,8 @@ class Client:
 
     def __init__(
         self,
-        address: str | Address,
-        example: Any,
+        address: str | Address = "",
+        example: Any = None,
         *,
         name: str | None = None,
         timeout: float = 30.0,
@@ -84,8 +93,13 @@ class Client:
         **options: Any,
     ) -> None:
         check_real_threads()
+        if not address:
+            refuse_host_and_port("Client", "address=", "", options.get("host"), options.get("port"))
         self.address = Address.parse(address)
-        self.spec = example.wire if isinstance(example, Steps) else Spec.from_example(example)
+        self._origin = Origin(f"this client of {self.address}")
+        if example is None:
+            raise ConfigError(f"Client needs the example pytree, one sample like the server's: Client({str(self.address)!r}, example)")
+        self.spec = spec_of(example)
         self._pickled = (type(self), str(self.address), example, {"name": name, "timeout": timeout, "auth": auth, **options})
         if table is not None:
             self._pickled[3]["table"] = options["table"] = table
@@ -98,48 +112,39 @@ class Client:
         reached = reach(self.address, resolve, timeout)
         transport, options = reached.transport, {**options, **reached.options}
 
+        first: list[Connection] = []
+        wait: Wait | None = None  # of this constructor; it begins with the first dial, so that importing a transport takes none of its time
+
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = reached.address, **more: Any) -> Connection:
-            secret = tokens.find_token(token) if auth else None
-            made = transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
+            if first and first[0].ended:  # nobody is there who could answer
+                raise JobEnded.at(address, first[0].stats()["unacknowledged"])
+            secret = tokens.find_token_for(address, token, required=not options.get("allow_unauthenticated")) if auth else None
+            nonlocal wait
+            wait = wait or Wait(reached.options["connect_timeout"])
+            within = None if first else wait.left()  # of the constructor's time; other connections are made later and have their own
+            made = transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | {"connect_timeout": within} | more)
             return returned(made, Connection, f"{address}: connect()")
 
         self._table, self._timeout = table, timeout
-        self._first: str | None = None  # the name of the server's first table, once it was asked for
-        self._held = Held()
-        self._streams: StepStreams | None = None
-        reasons = Reasons(connect, self.spec, timeout)
-        self._others = OtherTables(connect, tables or {}, reasons)  # before a connection is made, which an invalid example would leave open
-        if isinstance(example, Steps):
-            client_id, labelled_from_start = str(options.get("client_id") or new_client_id()), False
-            self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
-        else:
-            self._connection, labelled_from_start = _connection(connect, self.spec)
-        self._weights_from = self._connection
+        client_id = str(options.pop("client_id", "") or new_client_id())
+        self._outlets = Outlets(connect, Reasons(connect, self.spec, timeout), client_id, example, self.spec, table, tables or {}, self._origin)
+        own = self._outlets.own
+        self._connection = self._weights_from = own.raw
+        first.append(own.raw)
         if weights is not None:
             try:
-                self._weights_from = weights_connection(Address.parse(weights), name or "", timeout, tokens.find_token(token) if auth else None)
+                source = Address.parse(weights)
+                secret = tokens.find_token_for(source, token) if auth else None
+                self._weights_from = weights_connection(source, name or "", timeout, wait.left() if wait else timeout, secret)
             except BaseException:
                 self._connection.close(0)
                 raise
-        self._explained = ExplainedConnection(self._connection, reasons, table)
-        if isinstance(example, Steps):
-            self._streams = StepStreams(example, self._explained.send, self._explained.send_batch, client_id)
-        self._requests = Requests(self._explained)
-        self._serving = Serving(Requests(self._connection))
+        self._requests = Requests(own.connection)
+        self._serving = Serving(Requests(own.raw))
         self._unserved: weakref.finalize[..., Client] | None = None  # what ends `_serving` if the client is dropped
-        self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
-        self._labelling = threading.Lock()
-        self._connect, self._reasons = connect, reasons
-        if labelled_from_start:
-            self._labelled[None] = LabelledConnection(self._explained, self.spec, self._held)
-        elif not tables and (table is None or self._streams is not None):
-            # The methods are bound once, because one more Python call per sample would cost a third of a send.
-            if self._streams is not None:
-                sender = PlainSender(self, self._streams, True, None)
-            else:
-                sender = PlainSender(self, self._connection, False, self._explained.explain)
-            self.send, self.send_batch = sender.send, sender.send_batch  # type: ignore[method-assign,assignment]
+        sends: Any = own.streams or own.records or own.raw
+        self._begin(self._outlets.of, sends.send, sends.send_batch, own.explain, own.labels)
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
@@ -157,73 +162,21 @@ class Client:
 
     # ---- experience up ----------------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        sample: Any,
-        timeout: float | None = None,
-        *,
-        table: str | None = None,
-        priority: float | None = None,
-        policy_version: int | None = None,
-        **step: Any,
-    ) -> None:
-        """Copy one sample for sending; its arrays may be changed as soon as this returns. An idle link sends it now, a busy one with others.
+    send = Sender.send  # named here, too, because the reference lists what a class itself has
+    send_batch = Sender.send_batch
 
-        Other threads run while a large sample is copied. If they write to its arrays, some of these writes are sent too. If they free its
-        memory (`ndarray.resize(refcheck=False)`, closing a mapped file), the process crashes, as anywhere in numpy.
+    def send_again(self, leftover: Leftover, timeout: float | None = None, *, table: str | None = None) -> None:
+        """Send the samples that another client could not deliver, with their priorities and policy versions; see `close`. It takes all or none.
 
         Args:
-            sample: a pytree like the example.
-            timeout: seconds to wait while the window of unacknowledged samples is full; None is the client's default.
-            table: one of `tables`; None, and its name, are the client's own table (the server's first one, unless the client was given another).
-            priority: priority of the new item, finite and not negative; None lets the table's sampler choose.
-            policy_version: version of the policy that made the sample; None takes the attribute `policy_version`.
-            **step: `end` and `stream`, for a table of steps: see `StepStreams.send`.
+            leftover: an element of the list that `close(leftovers=True)` returned.
+            timeout: seconds, as in `send_batch`.
+            table: the table that gets them; None is the table of the same name.
 
         Raises:
-            ValueError: the priority is negative, NaN or infinite, or the version is invalid; nothing was sent.
-            SpecError: the sample does not match; the message names the leaf, and nothing was sent.
-            EchoTimeoutError: the window of unacknowledged samples stayed full; the message says who waits for whom.
-            ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
-            UnknownTableError: `table` is neither the client's own table nor one of `tables`.
+            ConfigError: the samples have priorities or policy versions, and the table takes none. It also raises the errors of `send_batch`.
         """
-        if table is None and priority is None and policy_version is None and not step and self._streams is None and not self._labelled:
-            return self._explained.send(sample, timeout)  # the most common case, at the least cost
-        if (streams := self._steps(table)) is not None:
-            if priority is not None or policy_version is not None:
-                raise ConfigError("steps have no priority and no policy version; items get priorities by update_priorities()")
-            return streams.send(sample, timeout, **step)
-        if step:
-            raise ConfigError(f"{', '.join(step)} belong to tables of steps: give the client Steps(example) as the table's example")
-        sender = self._labels(table, priority is not None or policy_version is not None, timeout)
-        if sender is not None:
-            sender.send(sample, timeout, priority, policy_version)
-        else:
-            (self._explained if self._is_own(table) else self._others.connection(str(table))).send(sample, timeout)
-
-    def send_batch(
-        self,
-        samples: Any,
-        timeout: float | None = None,
-        *,
-        table: str | None = None,
-        priorities: Any = None,
-        policy_version: int | None = None,
-        **steps: Any,
-    ) -> None:
-        """Copy N samples at once for sending: the same pytree with leaves of shape `(N, *leaf.shape)`, priorities of shape (N,), and one
-        version for all of them. Raises the same errors as `send`; the message names a sample whose priority is invalid."""
-        if (streams := self._steps(table)) is not None:
-            if priorities is not None or policy_version is not None:
-                raise ConfigError("steps have no priorities and no policy versions; items get priorities by update_priorities()")
-            return streams.send_batch(samples, timeout, **steps)
-        if steps:
-            raise ConfigError(f"{', '.join(steps)} belong to tables of steps: give the client Steps(example) as the table's example")
-        sender = self._labels(table, priorities is not None or policy_version is not None, timeout)
-        if sender is not None:
-            sender.send_batch(samples, timeout, priorities, policy_version)
-        else:
-            (self._explained if self._is_own(table) else self._others.connection(str(table))).send_batch(samples, timeout)
+        self._outlets.of(leftover.table if table is None else table).send_again(leftover, timeout)
 
     def end_episode(
         self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
@@ -233,56 +186,20 @@ class Client:
         Raises:
             ConfigError: the table does not store steps. ValueError: `end` is invalid. It also raises the errors of `send`.
         """
-        streams = self._steps(table)
+        self._origin.check()
+        streams = self._outlets.of(table).streams
         if streams is None:
             raise ConfigError("only tables of steps have episodes: give the client Steps(example) as the table's example")
         streams.end_episode(end, timeout, stream=stream)
 
-    def _steps(self, table: str | None) -> StepStreams | None:
-        """The object that sends to this table; None if the table does not store steps."""
-        return self._streams if self._is_own(table) else self._others.streams(table)
-
-    def _is_own(self, table: str | None) -> bool:
-        """Whether this is the table of `example`. Without a name for it, it is the server's first table, whose name the server knows."""
-        if table is None or table == self._table:
-            return True
-        if self._table is not None or table in self._others:
-            return False
-        if self._first is None:
-            self._first = next(iter(self.request("tables")[0]), "")
-        return table == self._first
-
     @property
     def policy_version(self) -> int | None:
-        return self._held.version
+        return self._outlets.held.version
 
     @policy_version.setter
     def policy_version(self, version: int | None) -> None:
-        self._held.version = version
-
-    def _labels(self, table: str | None, wanted: bool, timeout: float | None) -> LabelledConnection | None:
-        """The object that sends labelled samples to this table; None while no label was sent and the table does not need labels."""
-        name = None if self._is_own(table) else table
-        sender = self._labelled.get(name)
-        if sender is not None or (not wanted and name is None):
-            return sender
-        with self._labelling:
-            sender = self._labelled.get(name)
-            if sender is not None:
-                return sender
-            plain, spec = (self._explained, self.spec) if name is None else (self._others.connection(name), self._others.spec(name))
-            if name is not None and self._others.labelled(name):  # the table needs labels
-                sender = LabelledConnection(plain, spec, self._held)
-            elif not wanted:
-                return None
-            else:
-                plain.wait(timeout)  # samples that were sent without labels come first
-                raw = self._connect(labelled(spec), table=(table or self._table or "") + SUFFIX, client_id="")
-                other = ExplainedConnection(raw, self._reasons, table or self._table)
-                self._others.add((table or self._table or "") + SUFFIX, other)
-                sender = LabelledConnection(other, spec, self._held)
-            self._labelled[name] = sender
-            return sender
+        self._set_version(version)
+        self._outlets.held.version = version
 
     def reserve(self, timeout: float | None = None) -> Reservation:
         """Memory for one sample, to be filled in place. If the transport has memory to lend, this side makes no copy.
@@ -298,25 +215,28 @@ class Client:
             EchoError: too many slots are reserved.
             EchoTimeoutError: the store or the window stayed full. ConnectionClosedError, ClosedError: the same as in `send`.
         """
-        if self._streams is not None:
+        self._origin.check()
+        own = self._outlets.own
+        if own.streams is not None:
             raise ConfigError("reserved slots have no order, and steps need one: use send()")
-        slot = None if self._labelled else self._explained.reserve(timeout)  # with labels, the reserved row would need labels too
+        slot = own.reserve(timeout)
         return CopiedReservation(self.spec, self.send, timeout) if slot is None else slot
 
     def flush(self, timeout: float | None = None) -> None:
         """Pass all samples of `send` to the network now."""
         wait = self._wait(timeout)
-        for connection in (self._explained, *self._others.open()):
-            connection.flush(wait.left())
+        for outlet in self._outlets.open():
+            outlet.connection.flush(wait.left())
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when all samples of `send` are committed in the learner's store."""
         wait = self._wait(timeout)
-        for connection in (self._explained, *self._others.open()):
-            connection.wait(wait.left())
+        for outlet in self._outlets.open():
+            outlet.connection.wait(wait.left())
 
     def _wait(self, timeout: float | None) -> Wait:
         """The time of one call, which its connections share."""
+        self._origin.check()
         seconds = self._timeout if timeout is None else timeout
         if not seconds >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
@@ -330,23 +250,39 @@ class Client:
         Raises:
             UnknownTableError: the name is neither this client's table nor one of its `tables`.
         """
-        if name is None or self._is_own(name):
-            step = None if self._streams is None else self._streams.step
-            return remote_table(self._requests, self.spec, self._table, self._timeout, step)
-        return remote_table(self._requests, self._others.spec(name), name, self._timeout, self._others.step(name))
+        self._origin.check()
+        outlets = self._outlets
+        made: Callable[..., RemoteTable] = replay_module("remote.remote_steps", "a replay table").remote_table
+        if name is None or outlets.is_own(name):
+            step = None if outlets.own.streams is None else outlets.own.streams.step
+            return made(self._requests, self.spec, self._table, self._timeout, step)
+        return made(self._requests, outlets.spec(name), name, self._timeout, outlets.step(name))
 
     def sample(
-        self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None
+        self,
+        n: int | None = None,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        beta: float | None = None,
+        units: Mapping[str, int] | None = None,
     ) -> RemoteSample:
-        """Draw n items of a replay table, for a learner in another process than the server's; see `RemoteTable.sample`."""
-        return self.table(table).sample(n, timeout, beta)
+        """Draw n items of a replay table, for a learner in another process than the server's; see `RemoteTable.sample`. Samples of varying length
+        come packed, as a `RecordSample`, and can be drawn by a budget instead: `units={axis: rows}`."""
+        if units is None:
+            return self.table(table).sample(n, timeout, beta)  # type: ignore[arg-type]
+        if n is not None:
+            raise ValueError("give either n, a number of items, or units, a budget of rows")
+        drawn: RemoteSample = self.table(table).sample_units(units, timeout, beta)
+        return drawn
 
     def sample_mixture(
         self, shares: Mapping[str, float], n: int, timeout: float | None = None, *, beta: float | None = None
-    ) -> mixture.MixedSample:
+    ) -> MixedSample:
         """Draw one batch of n from several replay tables of the same spec; see `Server.sample_mixture`. The client needs their examples."""
+        mixture = replay_module("mixture", "sample_mixture()")
         counts = mixture.shares_of(shares, n)
-        mixed = mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
+        mixed: MixedSample | None = mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
         assert mixed is not None  # a closed server raises
         return mixed
 
@@ -383,7 +319,11 @@ class Client:
 
         Raises:
             EchoTimeoutError: there was no such version in time. SpecError: `like` does not match; the message names the leaf.
+            JobEnded: the learner has ended the job.
         """
+        self._origin.check()
+        if self._weights_from is not self._connection and self._connection.ended:
+            raise JobEnded.at(self.address, self.unacknowledged)
         weights = self._weights_from.weights(timeout, newer_than, like)
         self.policy_version = weights.version
         return weights
@@ -394,6 +334,7 @@ class Client:
         self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
         """Request an operation of the server by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's message."""
+        self._origin.check()
         body, answer = self._requests.request(op, body or {}, blob, timeout)
         return body, bytes(answer)
 
@@ -408,6 +349,7 @@ class Client:
         Raises:
             ConfigError: the client serves this operation already, or an argument is invalid. ClosedError: the client is closed.
         """
+        self._origin.check()
         self._serving.add(op, handler, concurrency)
         if self._unserved is None:
             self._unserved = weakref.finalize(self, abandoned, self._serving, self._connection)
@@ -418,8 +360,13 @@ class Client:
         return self.request("stats", timeout=timeout)[0]
 
     def stats(self) -> dict[str, Any]:
-        """The counters of this connection, as a flat dict. Those of the weights are those of the connection that `weights()` uses."""
-        stats = self._connection.stats()
+        """The counters of this client over all tables, as a flat dict. Those of the weights are those of the connection that `weights()` uses."""
+        self._origin.check()
+        stats = self._outlets.own.stats()
+        for outlet in self._outlets.open()[1:]:
+            for name, value in outlet.stats().items():
+                if name in ADDED_UP:
+                    stats[name] = stats.get(name, 0) + value
         if self._weights_from is not self._connection:
             stats.update((name, value) for name, value in self._weights_from.stats().items() if name.startswith("weights_"))
         return stats
@@ -427,19 +374,69 @@ class Client:
     @property
     def unacknowledged(self) -> int:
         """The number of samples of `send` that are not committed yet, over all tables."""
-        return sum(connection.stats()["unacknowledged"] for connection in (self._connection, *self._others.open()))
+        self._origin.check()
+        return sum(outlet.stats()["unacknowledged"] for outlet in self._outlets.open())
 
-    def close(self, timeout: float | None = None) -> None:
+    @property
+    def ended(self) -> bool:
+        """Whether the learner has ended the job: it was closed on purpose, and does not come back. The server of `weights=` does not count,
+        because it may belong to another job."""
+        return any(outlet.raw.ended for outlet in self._outlets.open())
+
+    @overload
+    def close(self, timeout: float | None = None, *, leftovers: Literal[False] = False) -> None: ...
+
+    @overload
+    def close(self, timeout: float | None = None, *, leftovers: Literal[True]) -> list[Leftover]: ...
+
+    def close(self, timeout: float | None = None, *, leftovers: bool = False) -> list[Leftover] | None:
         """Deliver all samples of `send`, then close, within `timeout` seconds in all (None: the client's default). Idempotent.
 
+        Args:
+            timeout: seconds.
+            leftovers: return what could not be delivered, instead of raising an error about it. Without a `timeout`, the call then waits only
+                for a learner that is connected: one that is gone may be gone for good.
+
+        Returns:
+            None; with `leftovers`, a `Leftover` for each table whose samples were not all acknowledged, the own table first. The list has every
+            sample that was not acknowledged, once and in order, with its priority and policy version, and every call returns the same.
+            `send_again` of another client sends it. If a learner stored samples and the connection was lost before it acknowledged them, they
+            are in the list too.
+
         Raises:
+            ConfigError: leftovers of steps or of samples of varying length were asked for. Only their learner has all of them; the client stays open.
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
                 If Ctrl-C interrupts this call, the client is closed at once, and the next call raises the error if samples are lost.
+                JobEnded: the learner has ended the job, samples were not acknowledged, and no call has raised JobEnded before.
+
+        While the learner lives and takes no samples, this waits. After 1 s the log says so.
         """
+        if not self._origin.here:
+            return [] if leftovers else None  # it is the parent's
+        if leftovers and any(outlet.streams is not None for outlet in self._outlets.open()):
+            raise ConfigError("steps cannot be handed out as leftovers, because they belong to episodes that only their learner knows")
+        if leftovers and any(outlet.records is not None for outlet in self._outlets.open()):
+            raise ConfigError("samples of varying length cannot be handed out as leftovers, because the first of them may be with its learner in part")
         self._serving.stop()
         try:
             others = () if self._weights_from is self._connection else (self._weights_from,)
-            close_all((*self._others.open(), *others, self._explained), self._wait(timeout).timeout)
+            seconds = self._wait(timeout).timeout
+            # A connection that was not told of the end would wait for a learner that does not come back. A relay may have been told while this
+            # client's own connection was lost.
+            if self.ended or (self._weights_from.ended and not self._connection.stats()["connected"]):
+                seconds = min(seconds, FAREWELL_SECONDS)
+            outlets = self._outlets.open()
+            if leftovers and timeout is None and not any(outlet.raw.stats()["connected"] for outlet in outlets):
+                seconds = 0.0
+            own, *further = (outlet.connection for outlet in outlets)
+            try:
+                close_all((*further, *others, own), seconds)
+            except (ConnectionError, TimeoutError):
+                if not leftovers:
+                    raise
+            if not leftovers:
+                return None
+            return [left for outlet in outlets if (left := leftover_of(outlet.table, outlet.spec, outlet.raw.leftovers())) is not None]
         finally:
             self._serving.join()
             if self._unserved is not None:
@@ -449,27 +446,20 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-            return
-        try:  # the block's own error is more important than undelivered samples
-            self.close(0 if issubclass(kind, KeyboardInterrupt) else None)
-        except (ConnectionError, TimeoutError):
-            pass
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        try:
+            self.close(0 if interrupted else None)
+        except (ConnectionError, TimeoutError) as error:
+            if kind is None and not self.ended:  # otherwise the block's own error, or the end of the job, is more important
+                raise
+            if kind is None:
+                _log.info("%s", error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reconnect, self._pickled
 
     def __repr__(self) -> str:
         return f"<Client {self.address}>"
-
-
-def _connection(connect: Callable[..., Connection], spec: Spec) -> tuple[Connection, bool]:
-    """A connection, and whether it carries labels, because its table keeps policy versions."""
-    try:
-        return connect(spec), False
-    except UnlabelledError:
-        return connect(labelled(spec)), True
 
 
 def _reconnect(cls: type[Client], address: str, example: Any, options: dict[str, Any]) -> Client:

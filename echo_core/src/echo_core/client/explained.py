@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import EchoError, EchoTimeoutError
@@ -96,23 +96,27 @@ class ExplainedConnection(Connection):
         """Add the reason to an error of `raw`."""
         self._reasons.add_to(error, self._table, timeout)
 
-    def send(self, sample: Any, timeout: float | None = None) -> None:
+    @property
+    def takes_labels(self) -> bool:
+        return self.raw.takes_labels
+
+    def send(self, sample: Any, timeout: float | None = None, label: bytes | None = None) -> None:
         try:
-            self.raw.send(sample, timeout)
+            self.raw.send(sample, timeout) if label is None else self.raw.send(sample, timeout, label)
         except EchoTimeoutError as error:
             self.explain(error, timeout)
             raise
 
-    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+    def send_batch(self, samples: Any, timeout: float | None = None, labels: bytes | None = None) -> None:
         try:
-            self.raw.send_batch(samples, timeout)
+            self.raw.send_batch(samples, timeout) if labels is None else self.raw.send_batch(samples, timeout, labels)
         except EchoTimeoutError as error:
             self.explain(error, timeout)
             raise
 
-    def reserve(self, timeout: float | None = None) -> Reservation | None:
+    def reserve(self, timeout: float | None = None, label: bytes | None = None) -> Reservation | None:
         try:
-            return self.raw.reserve(timeout)
+            return self.raw.reserve(timeout) if label is None else self.raw.reserve(timeout, label)
         except EchoTimeoutError as error:
             self.explain(error, timeout)
             raise
@@ -166,3 +170,10 @@ class ExplainedConnection(Connection):
 
     def stats(self) -> dict[str, Any]:
         return self.raw.stats()
+
+    def leftovers(self) -> Sequence[tuple[int, Buffer, bool]]:
+        return self.raw.leftovers()
+
+    @property
+    def ended(self) -> bool:
+        return self.raw.ended

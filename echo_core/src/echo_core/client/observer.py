@@ -76,7 +76,7 @@ class Observer:
             role="observer",
             name=name,
             timeout=timeout,
-            token=tokens.find_token(token) if auth else None,
+            token=tokens.find_token_for(reached.address, token) if auth else None,
             **reached.options,
         )
         self._connection = returned(made, Connection, f"{self.address}: connect()")
@@ -134,6 +134,11 @@ class Observer:
         theirs = float(self.request("ping")["time"])
         took = time.monotonic() - start
         return took, theirs - (sent + took / 2)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the learner has ended the job; every call then raises JobEnded."""
+        return self._connection.ended
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

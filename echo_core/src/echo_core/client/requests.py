@@ -99,9 +99,11 @@ class Requests:
 
 
 class _Left:
-    """How many seconds of a timeout are left; None stays None."""
+    """How many seconds of a timeout are left; None stays None. Raises ValueError if it is negative or NaN."""
 
     def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
         self._ends = None if timeout is None else time.monotonic() + timeout
 
     def __call__(self) -> float | None:

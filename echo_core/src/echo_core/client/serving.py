@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import ClosedError, ConfigError, EchoError, ForkError
+from ..base.errors import ClosedError, ConfigError, EchoError, ForkError, JobEnded
 from ..base.waiting import unlogged
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Serving:
                 with unlogged():
                     call, blob = self._requests.request("calls/next", {"op": op, **result}, data, math.inf)
                 pause = PAUSES[0]
-            except ForkError:
+            except (ForkError, JobEnded):
                 return
             except Exception as error:
                 if self._over.is_set():

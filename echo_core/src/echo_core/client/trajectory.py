@@ -7,6 +7,10 @@
     client.send(trajectory.build())
 
 The arrays are allocated once. A whole row is checked before any of it is copied.
+
+Episodes of varying length have timescales of `Ragged` leaves, to which `add` appends rows:
+
+    example = {"step": {"obs": Ragged(np.float32, (4,), most=1000)}, "episode": {"return": np.zeros((), np.float32)}}
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from ..base.errors import SpecError, did_you_mean
 from ..spec.casting import CastingLeaf
 from ..spec.leaf import LeafSpec
 from ..spec.pytree.flattener import Flattener
+from ..spec.ragged import RaggedSpec, has_ragged
 from ..spec.row_writer import RowWriter
 from ..spec.spec import Spec
 
@@ -29,12 +34,14 @@ __all__ = ["TrajectoryAccumulator"]
 class TrajectoryAccumulator:
     """A pre-allocated sample with several timescales, filled row by row.
 
-    The top-level keys of `example` are the timescales, of two kinds:
+    The top-level keys of `example` are the timescales, of three kinds:
 
     * **buffered**: all leaves have the same leading dimension N > 1. N calls of `add` fill it,
       each with a tree of rows: leaves of shape `leaf.shape[1:]`, or `(1, *leaf.shape[1:])`.
     * **single-item**: a leaf is 0-d, or all leaves have leading dimension 1. One call of `add`
       fills it; the leaves have the example's shape, without or with a leading 1.
+    * **growing**: all leaves are `Ragged`, of one axis. Each call of `add` appends a tree of rows, up to the axis' `most`, and `build` returns
+      the whole episode, of any length. Growing timescales of the same axis must have the same number of rows then.
 
     Numbers are cast to the example's dtypes: floating-point numbers are rounded, all others must keep their value. A
     fraction or NaN in an integer leaf and an overflow are refused. A Python scalar is accepted where a row is 0-d. Nothing is
@@ -46,7 +53,7 @@ class TrajectoryAccumulator:
 
     Raises:
         TypeError: `example` is not a dict.
-        SpecError: a timescale is empty, or its leaves' leading dimensions differ; the message names the leaf.
+        SpecError: a timescale is empty, its leaves' leading dimensions differ, or only some of its leaves are Ragged; the message names the leaf.
     """
 
     def __init__(self, example: Mapping[str, Any], *, namespace: str = "") -> None:
@@ -55,26 +62,31 @@ class TrajectoryAccumulator:
                 f"the example must be a dict of timescales, got a {type(example).__name__}; write "
                 'for instance {"step": example}'
             )
-        self.spec = Spec.from_example(example, namespace=namespace)
-        self._scales = {
-            name: _Timescale(name, Spec.from_example(tree, namespace=namespace))
-            for name, tree in example.items()
-        }
+        whole = RaggedSpec.from_example(example, namespace=namespace) if has_ragged(example, namespace=namespace) else None
+        self.spec: Spec | RaggedSpec = Spec.from_example(example, namespace=namespace) if whole is None else whole
+        self._scales: dict[str, _Timescale | _GrowingTimescale] = {}
+        for name, tree in example.items():
+            if whole is not None and has_ragged(tree, namespace=namespace):
+                self._scales[name] = _GrowingTimescale(name, RaggedSpec.from_example(tree, namespace=namespace), whole)
+            else:
+                self._scales[name] = _Timescale(name, Spec.from_example(tree, namespace=namespace))
 
     def add(self, name: str, data: Any) -> None:
         """Copy `data` into the next row of timescale `name`.
 
         Raises SpecError with the names of timescale and leaf if the data does not fit, IndexError if the
-        timescale is full, and KeyError if there is no such timescale. An `add` that raises changes nothing.
+        timescale is full, or a growing one has `most` rows, and KeyError if there is no such timescale. An `add` that raises changes nothing.
         """
         scale = self._scales.get(name)
         if scale is None:
             hint = did_you_mean(str(name), map(str, self._scales))
             raise KeyError(f"no timescale {name!r}; the timescales are {list(self._scales)}{hint}")
         filled = scale.filled
-        if filled >= scale.capacity:
+        if isinstance(scale, _GrowingTimescale):
+            scale.make_room()
+        elif filled >= scale.capacity:
             raise IndexError(
-                f"timescale {name!r} is full with {scale.capacity} of {scale.capacity} rows; "
+                f"Timescale {name!r} has {scale.capacity} slots, but you tried to add at index {filled}; "
                 "build() the trajectory or reset() it first"
             )
         try:
@@ -93,15 +105,29 @@ class TrajectoryAccumulator:
         missing = [
             f"{scale.capacity - scale.filled} of {scale.capacity} rows of {name!r}"
             for name, scale in self._scales.items()
-            if scale.filled < scale.capacity
+            if not scale.complete
         ]
         if missing:
             raise SpecError(
                 f"the trajectory is incomplete, missing {', '.join(missing)}; add() them, or "
                 "reset() to drop the rows that were added"
             )
+        self._check_growing()
+        sample = {name: scale.tree(copy) for name, scale in self._scales.items()}
         self.reset()
-        return {name: scale.tree(copy) for name, scale in self._scales.items()}
+        return sample
+
+    def _check_growing(self) -> None:
+        """Raise SpecError unless growing timescales of one axis have the same number of rows."""
+        first: dict[str, tuple[str, int]] = {}
+        for name, scale in self._scales.items():
+            if isinstance(scale, _GrowingTimescale):
+                other, rows = first.setdefault(scale.axis, (name, scale.filled))
+                if rows != scale.filled:
+                    raise SpecError(
+                        f"timescale {name!r} has {scale.filled} rows and timescale {other!r} has {rows}, but both have the axis {scale.axis!r}, "
+                        "whose leaves have one length in a sample; add the missing rows, or give one of them another axis="
+                    )
 
     def reset(self) -> None:
         """Drop all rows that were added since the last `build()`, for example when an episode is abandoned."""
@@ -110,8 +136,8 @@ class TrajectoryAccumulator:
 
     @property
     def is_full(self) -> bool:
-        """Whether every timescale is full, so that `build()` will succeed."""
-        return all(scale.filled == scale.capacity for scale in self._scales.values())
+        """Whether every timescale is full, so that `build()` will succeed. Growing timescales count as full."""
+        return all(scale.complete for scale in self._scales.values())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -120,7 +146,7 @@ class TrajectoryAccumulator:
 
     @property
     def capacities(self) -> dict[str, int]:
-        """The number of rows that fill each timescale."""
+        """The number of rows that fill each timescale; of a growing one, the most rows."""
         return {name: scale.capacity for name, scale in self._scales.items()}
 
     # The original Echo keeps these three under the names below, and programs that were written for it read them.
@@ -168,6 +194,10 @@ class _Timescale:
         self._flattener = Flattener(spec.flattener.treedef, row_leaves, spec.namespace)
         self.writer = RowWriter(self._flattener, self._arrays)
 
+    @property
+    def complete(self) -> bool:
+        return self.filled == self.capacity
+
     @staticmethod
     def _check_leading(name: str, leaves: tuple[LeafSpec, ...]) -> None:
         first = leaves[0]
@@ -183,3 +213,49 @@ class _Timescale:
 
     def tree(self, copy: bool) -> Any:
         return self._flattener.unflatten([a.copy() if copy else a for a in self._arrays])
+
+
+class _GrowingTimescale:
+    """The arrays of a timescale of Ragged leaves. They grow as rows are added, and are used again for the next episode.
+
+    Args:
+        name: of the timescale.
+        spec: of its own leaves.
+        whole: of the example, which may state `most` of the axis elsewhere.
+    """
+
+    __slots__ = ("_arrays", "_flattener", "axis", "capacity", "filled", "name", "writer")
+
+    complete = True  # an episode has any length
+
+    def __init__(self, name: str, spec: RaggedSpec, whole: RaggedSpec) -> None:
+        for leaf in spec.leaves:
+            if leaf.axis != 0:
+                kind = "has a fixed shape" if leaf.axis < 0 else f"has the axis {leaf.axis_name!r}"
+                raise SpecError(
+                    f"timescale {name!r}: leaf {leaf.path!r} {kind}, but the timescale grows along {spec.axes[0]!r}; put it into another timescale"
+                )
+        self.name, self.axis = name, spec.axes[0]
+        self.capacity = whole.most[whole.axes.index(self.axis)]
+        self.filled = 0
+        rows = tuple(CastingLeaf(leaf.path, leaf.shape, leaf.dtype) for leaf in spec.leaves)
+        self._flattener = Flattener(spec.flattener.treedef, rows, spec.namespace)
+        self._arrays = [np.zeros((min(64, self.capacity), *leaf.shape), leaf.dtype) for leaf in rows]
+        self.writer = RowWriter(self._flattener, self._arrays)
+
+    def make_room(self) -> None:
+        """Make room for one more row. Raises IndexError if the axis has no more."""
+        rows = len(self._arrays[0])
+        if self.filled < rows:
+            return
+        if rows == self.capacity:
+            raise IndexError(
+                f"Timescale {self.name!r} has {rows} rows, the most of its axis {self.axis!r}; build() the trajectory or reset() it first, "
+                "or raise most= in the example at both ends"
+            )
+        self._arrays = [np.concatenate([array, np.zeros_like(array[: self.capacity - rows])]) for array in self._arrays]
+        self.writer = RowWriter(self._flattener, self._arrays)
+
+    def tree(self, copy: bool) -> Any:
+        used = [array[: self.filled] for array in self._arrays]
+        return self._flattener.unflatten([array.copy() if copy else array for array in used])

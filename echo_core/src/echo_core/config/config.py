@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..base.address import Address
-from ..base.errors import AddressError, ConfigError, PluginError, did_you_mean, nearest
+from ..base.errors import AddressError, ConfigError, PluginError, PluginNotFound, did_you_mean, nearest
 from ..base.option_reader import Text, build_options, option_fields
 from ..plugins.discovery import PluginHost
+from ..plugins.replay_package import replay_module
 from ..spec.example import from_table
 from ..store.sampler import Sampler
 from ..wire.transport import Transport
@@ -31,7 +32,6 @@ from .sections import (
     SharedConfig,
 )
 from .shared import disagreement, with_shared
-from .table_config import table_configs
 
 __all__ = [
     "ClientConfig",
@@ -45,6 +45,7 @@ __all__ = [
     "client_arguments",
     "load",
     "server_arguments",
+    "with_tables",
 ]
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
@@ -56,7 +57,8 @@ class Config:
     Attributes:
         shared, server, client, security, plugins: the sections. `server` and `client` have what `shared` gave them.
         example: the pytree that the tables of `[example]` describe; None if there are no such tables.
-        host: the installed plugins, with the settings of `[plugins]` applied.
+        plugin_host: the installed plugins, with the settings of `[plugins]` applied.
+        no_tables: why the tables of `[[server.tables]]` were not read, which a worker does not need; None if they were.
     """
 
     shared: SharedConfig
@@ -64,8 +66,9 @@ class Config:
     client: ClientConfig
     security: SecurityConfig
     plugins: PluginsConfig
-    host: PluginHost
+    plugin_host: PluginHost
     example: Any
+    no_tables: PluginNotFound | None = None
 
     def __init__(self, layer: Layer, env: Mapping[str, str] | None = None) -> None:
         self._given = layer
@@ -77,7 +80,7 @@ class Config:
         self.shared = self._build(SharedConfig, sections["shared"], "shared")
         self.example = from_table(sections["example"]) if "example" in sections else None
         self.plugins = self._build(PluginsConfig, sections["plugins"], "plugins")
-        self.host = PluginHost(self.plugins.disable, self.plugins.require, env)
+        self.plugin_host = PluginHost(self.plugins.disable, self.plugins.require, env)
         self.security = self._build(SecurityConfig, sections["security"], "security")
         self.server = self._server(sections["server"])
         self.client = self._client(sections["client"])
@@ -123,7 +126,7 @@ class Config:
                 if key in lines or key not in self._origins:
                     value = getattr(getattr(self, section), name, None)
                     lines[key] = value.type if isinstance(value, PluginChoice) else value
-        for key, value in plugin_defaults(self.server, self.client, self.host):
+        for key, value in plugin_defaults(self.server, self.client, self.plugin_host):
             lines.setdefault(key, value)
         return [(key, lines[key], self.origin(key)) for key in sorted(lines)]
 
@@ -138,7 +141,7 @@ class Config:
         if address is None or not self.server.transports:
             return None
         fallbacks = {"auth": self.security.auth, "allow_insecure": self.security.allow_insecure}
-        why = disagreement(self.server.transports, address, fallbacks, self.host)
+        why = disagreement(self.server.transports, address, fallbacks, self.plugin_host)
         return why and f"{self.origin('client.address')}: client.address: {address} reaches no transport of [server]: {why}"
 
     def check(self) -> None:
@@ -147,14 +150,29 @@ class Config:
         Raises:
             ConfigError, PluginError: for the first fault.
         """
-        self.host.check_required()
-        self.server.sampler.create()
+        self.plugin_host.check_required()
+        if self.no_tables is not None:
+            raise self.no_tables
+        self.sampler()
         for table in self.server.tables:
             table.check_plugins()
         for transport in self.server.transports:
             transport.create()
         if self.client.address is not None or self.client.options:
             self.connect_options()
+
+    def sampler(self) -> Sampler | None:
+        """Make the sampler of `[server]`. None if it names none and the default one is not installed, without which `Server` can stream.
+
+        Raises:
+            PluginError: it is missing or broken. ConfigError: an option does not fit.
+        """
+        try:
+            return self.server.sampler.create()  # type: ignore[no-any-return]
+        except PluginNotFound:
+            if any(key == "server.sampler" or key.startswith("server.sampler.") for key in self._origins):
+                raise
+            return None
 
     def connect_options(self) -> dict[str, Any]:
         """The options of the connection: those of `[client]` and those behind the `?` of its address,
@@ -179,14 +197,18 @@ class Config:
                 f"{self.origin('client.address')}: client.token: a token belongs in [security], "
                 "where it is kept out of sight"
             )
-        if self.host.resolves(address.scheme):  # only the server's present address says which transport, and so which options, there are
+        if self.plugin_host.resolves(address.scheme):  # only the server's present address says which transport, and so which options, there are
             return {key: value for key, value in given.items() if key not in address.options}
         try:
-            plugin = self.host.transport_class(address.scheme)
+            plugin = self.plugin_host.transport_class(address.scheme)
         except PluginError as error:
             origin = self.origin("client.address")
             raise type(error)(f"{origin}: client.address: {error}") from error
         unknown = [key for key in self.client.options if key not in option_fields(plugin.ConnectOptions)]
+        if place := sorted({"host", "port"}.intersection(unknown)):
+            raise ConfigError(
+                f'{self.origin(f"client.{place[0]}")}: client.{place[0]}: unknown key; host and port are parts of the address: address = "tcp://learner:5555"'
+            )
         if (near := nearest("address", unknown)) is not None:
             raise ConfigError(f"{self.origin(f'client.{near}')}: client.{near}: unknown key; did you mean 'address'?")
         checked: Any = build_options(plugin.ConnectOptions, given, "client", self._origins)
@@ -233,7 +255,12 @@ class Config:
                 )
             if not isinstance(tables, Mapping):
                 raise ConfigError(f"{self.origin('server.tables')}: server.tables: must be a list of tables: [[server.tables]]")
-            table["tables"] = table_configs(tables, self._origins, self.host)
+            try:
+                section = replay_module("config.section", f"{self.origin('server.tables.0.name')}: [[server.tables]]")
+            except PluginNotFound as error:
+                self.no_tables = error  # a worker reads the same file as its learner, and needs no tables
+            else:
+                table["tables"] = section.table_configs(tables, self._origins, self.plugin_host)
         return self._build(ServerConfig, table, "server")  # type: ignore[no-any-return]
 
     def _mixed(self, key: str) -> PluginChoice:
@@ -252,7 +279,7 @@ class Config:
             origin = self._origins.get(f"{where}.type") or self._origins.get(where)
             advice = 'add type = "tcp", or an address for both ends under [shared]' if kind == "transport" else 'add type = "fifo"'
             raise ConfigError(f'{origin}: {where}: the key "type" is missing; {advice}')
-        return PluginChoice(kind, str(name), options, where, self._origins, self.host)
+        return PluginChoice(kind, str(name), options, where, self._origins, self.plugin_host)
 
     def _client(self, table: dict[str, Any]) -> ClientConfig:
         core = {key: value for key, value in table.items() if key in KEYS["client"]}
@@ -287,6 +314,8 @@ class Config:
             if origin:
                 raise ConfigError(f"{said}{section}: must be a table: [{section}]")
         elif section != "client" and path[1] not in KEYS[section]:
+            if section == "server" and path[1] in ("host", "port"):
+                raise ConfigError(f'{said}{".".join(path)}: unknown key; host and port belong to a transport: transport = "tcp://0.0.0.0:5555"')
             hint = did_you_mean(path[1], KEYS[section])
             hint = hint or f"; known here: {', '.join(KEYS[section])}"
             raise ConfigError(f"{said}{'.'.join(path)}: unknown key{hint}")
@@ -321,22 +350,25 @@ def load(
     layer.merge(from_command_line(command_line))
     layer.merge(from_mapping(overrides or {}, "arguments"))
     config = Config(layer, None if env is os.environ else env)
-    config.host.check_required()
+    config.plugin_host.check_required()
     return config
 
 
 def server_arguments(
     source: Source | Config | Iterable[Source], overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for `Server`. Its sampler and transports are already made; `table_config.with_tables` still has to give
+    """Keyword arguments for `Server`. Its sampler and transports are already made; `with_tables` still has to give
     the `tables` their examples.
 
     `overrides` are keyword arguments of `Server`. Those that are keys of `[server]` win over the
     sources; the others (and objects, such as a `Transport`) are passed on unchanged.
 
-    Raises the errors of `load` and `PluginChoice.create`, and ConfigError if there is no batch size.
+    Raises the errors of `load` and `PluginChoice.create`, ConfigError if there is no batch size, and PluginNotFound if there are tables, and
+    echo-replay is not installed.
     """
     config, passed = _with_arguments(source, "server", overrides or {})
+    if config.no_tables is not None:
+        raise config.no_tables
     security = config.security
     arguments: dict[str, Any] = {
         "batch_size": config.require("server.batch_size"),
@@ -347,12 +379,12 @@ def server_arguments(
         "max_parked": config.server.max_parked,
         "max_parked_per_client": config.server.max_parked_per_client,
         "weights_from": config.server.weights_from,
-        "host": config.host,
+        "plugins": config.plugin_host,
     }
     if config.server.tables and "tables" not in passed:
         arguments["tables"] = list(config.server.tables)
-    elif "sampler" not in passed and "tables" not in passed:
-        arguments["sampler"] = config.server.sampler.create()
+    elif "sampler" not in passed and "tables" not in passed and (sampler := config.sampler()) is not None:
+        arguments["sampler"] = sampler
     if "transport" not in passed and config.server.transports:
         arguments["transport"] = [
             transport.create(auth=security.auth, allow_insecure=security.allow_insecure)
@@ -360,8 +392,37 @@ def server_arguments(
         ]
     if "token" not in passed and security.names_token:
         arguments["token"] = security.accepted()
-    config.host.observers().hook.echo_configure(config=config)
+    config.plugin_host.observers().hook.echo_configure(config=config)
     return arguments | passed
+
+
+def with_tables(arguments: dict[str, Any], example: Any, examples: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """Turn the result of `server_arguments` into the example and the arguments of `Server`: each `Table` gets its example.
+
+    Args:
+        example: the example of every table that is not in `examples`.
+        examples: examples by the tables' names.
+
+    Raises:
+        ConfigError: a table has no example, or an example belongs to no table.
+    """
+    tables = arguments.get("tables")
+    if tables is None or not any(table.example is None for table in tables):
+        return example, arguments
+    examples = examples or {}
+    names = [table.name for table in tables]
+    for name in examples:
+        if name not in names:
+            raise ConfigError(f"examples has a table {name!r} that is not in the configuration{did_you_mean(name, names)}")
+    made = []
+    for table in tables:
+        one = examples.get(table.name, example)
+        if one is None:
+            raise ConfigError(
+                f"table {table.name!r} has no example; use Server.from_config(config, example) or examples={{{table.name!r}: example}}"
+            )
+        made.append(table.for_example(one))
+    return None, {**arguments, "tables": made}
 
 
 def client_arguments(
@@ -377,14 +438,14 @@ def client_arguments(
     security = config.security
     options = config.connect_options()
     address = config.require("client.address")
-    if not config.host.resolves(address.scheme):
+    if not config.plugin_host.resolves(address.scheme):
         address = dataclasses.replace(address, options={})
     arguments = {"address": address, "auth": security.auth, **options}
     if config.client.weights is not None:
         arguments["weights"] = config.client.weights
     if "token" not in passed and security.names_token:
         arguments["token"] = security.find_token()
-    config.host.observers().hook.echo_configure(config=config)
+    config.plugin_host.observers().hook.echo_configure(config=config)
     return arguments | passed
 
 

@@ -14,7 +14,7 @@ from .sections import ClientConfig, PluginChoice, ServerConfig
 __all__ = ["plugin_defaults"]
 
 
-def plugin_defaults(server: ServerConfig, client: ClientConfig, host: PluginHost) -> Iterator[tuple[str, Any]]:
+def plugin_defaults(server: ServerConfig, client: ClientConfig, plugins: PluginHost) -> Iterator[tuple[str, Any]]:
     """Dotted keys and default values of the chosen transports and samplers, and of the client's connection. Secrets are left out.
 
     Plugins that are missing or broken are left out too, because a worker need not have those of its learner.
@@ -27,6 +27,6 @@ def plugin_defaults(server: ServerConfig, client: ClientConfig, host: PluginHost
             yield from ((f"{choice.where}.{name}", value) for name, value in choice.defaults().items())
     if client.address is not None:
         with suppress(PluginError):
-            options = host.transport_class(client.address.scheme).ConnectOptions
+            options = plugins.transport_class(client.address.scheme).ConnectOptions
             given = {*client.options, *client.address.options, "token"}
             yield from ((f"client.{name}", value) for name, value in default_options(options, given).items())

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from ..base.errors import PluginError
+from ..base.errors import PluginError, PluginNotFound
 from ..base.option_reader import is_dataclass, is_required, kind_of, option_fields
 from ..plugins import discovery
 from ..plugins.discovery import PluginHost
+from ..plugins.replay_package import replay_module
 from .sections import PluginsConfig, SecurityConfig, ServerConfig, SharedConfig
-from .table import Table
-from .table_config import ITEMS, LIMITERS
 
-__all__ = ["configuration_schema", "options_schema"]
+__all__ = ["configuration_schema", "options_schema", "typed_schema"]
 
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", Path: "string", bytes: "string"}
 
@@ -33,11 +33,11 @@ def options_schema(cls: type[Any]) -> dict[str, Any]:
     return {**schema, "required": required} if required else schema
 
 
-def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
+def configuration_schema(plugins: PluginHost | None = None) -> dict[str, Any]:
     """The schema of a whole configuration file. It leaves out plugins that cannot be loaded, so their tables count as mistakes."""
-    host = host or discovery.default
-    transports = _choices(host, discovery.TRANSPORTS)
-    samplers = _choices(host, discovery.SAMPLERS)
+    plugins = plugins or discovery.default
+    transports = _choices(plugins, discovery.TRANSPORTS)
+    samplers = _choices(plugins, discovery.SAMPLERS)
     server = options_schema(ServerConfig)
     del server["properties"]["transports"]
     server.pop("required", None)
@@ -46,14 +46,11 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     server["properties"]["transport"] = {"anyOf": [one, {"type": "array", "items": one}]}
     server["properties"]["weights_from"] = address
     server["properties"]["sampler"] = {"anyOf": [{"type": "string"}, *samplers]}
-    table = options_schema(Table)
-    del table["properties"]["example"]
-    of_table = {"anyOf": [{"type": "string"}, *map(_without_capacity, samplers)]}
-    table["properties"] |= {"sampler": of_table, "remover": of_table}
-    table["properties"]["rate_limiter"] = {"anyOf": [_typed(name, options) for name, (options, _) in LIMITERS.items()]}
-    table["properties"]["items"] = {"anyOf": [_typed(name, options) for name, options in ITEMS.items()]}
-    server["properties"]["tables"] = {"type": "array", "items": table}
-    client = _client(host)
+    del server["properties"]["tables"]
+    with suppress(PluginNotFound):
+        section = replay_module("config.section", "the schema of tables")
+        server["properties"]["tables"] = {"type": "array", "items": section.table_schema(samplers)}
+    client = _client(plugins)
     security = options_schema(SecurityConfig)
     security["properties"]["token"] = {"type": "string"}
     return {
@@ -72,7 +69,7 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     }
 
 
-def _client(host: PluginHost) -> dict[str, Any]:
+def _client(plugins: PluginHost) -> dict[str, Any]:
     """The properties of [client]: its own keys, and the connect options of every transport with the names of the transports that know them.
 
     Only the address says which transport will be used, so an editor is offered the options of all of them.
@@ -80,11 +77,11 @@ def _client(host: PluginHost) -> dict[str, Any]:
     own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}, "weights": {"type": "string"}}
     forms: dict[str, list[dict[str, Any]]] = {}
     users: dict[str, list[str]] = {}
-    for record in host.examine(discovery.TRANSPORTS):
+    for record in plugins.examine(discovery.TRANSPORTS):
         if record.error is not None or record.disabled is not None:
             continue
         try:
-            cls = host.transport_class(record.name)
+            cls = plugins.transport_class(record.name)
         except PluginError:
             continue
         for key, described in options_schema(cls.ConnectOptions)["properties"].items():
@@ -97,14 +94,14 @@ def _client(host: PluginHost) -> dict[str, Any]:
     return own
 
 
-def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
+def _choices(plugins: PluginHost, group: str) -> list[dict[str, Any]]:
     """One schema for each installed plugin, with its options and a `type` that names it."""
     found = []
-    for record in host.examine(group):
+    for record in plugins.examine(group):
         if record.error is not None or record.disabled is not None:
             continue
         try:
-            cls = host.transport_class(record.name) if group == discovery.TRANSPORTS else host.sampler_class(record.name)
+            cls = plugins.transport_class(record.name) if group == discovery.TRANSPORTS else plugins.sampler_class(record.name)
         except PluginError:
             continue
         schema = options_schema(cls.Options)
@@ -115,13 +112,7 @@ def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
     return found
 
 
-def _without_capacity(sampler: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a sampler without `capacity`, because the sampler's table gives it the table's capacity."""
-    properties = {key: value for key, value in sampler["properties"].items() if key != "capacity"}
-    return {**sampler, "properties": properties, "required": ["type", *(key for key in sampler["required"][1:] if key != "capacity")]}
-
-
-def _typed(name: str, options: type[Any]) -> dict[str, Any]:
+def typed_schema(name: str, options: type[Any]) -> dict[str, Any]:
     """The schema of a table whose `type` determines its options."""
     schema = options_schema(options)
     properties = {"type": {"const": name}, **schema["properties"]}

@@ -56,11 +56,11 @@ class PluginChoice:
     options: Mapping[str, Any]
     where: str
     origins: Mapping[str, str] = field(repr=False, compare=False)
-    host: PluginHost = field(repr=False, compare=False)
+    plugins: PluginHost = field(repr=False, compare=False)
 
     def load(self) -> PluginClass:
         """The plugin's class. Raises PluginError with the key and its origin."""
-        find = self.host.transport_class if self.kind == "transport" else self.host.sampler_class
+        find = self.plugins.transport_class if self.kind == "transport" else self.plugins.sampler_class
         try:
             return find(self.type)
         except PluginError as error:
@@ -102,7 +102,7 @@ class ServerConfig:
 
     sampler: PluginChoice
     transports: tuple[PluginChoice, ...] = ()
-    tables: tuple[Any, ...] = ()  # each is a table.Table without its example
+    tables: tuple[Any, ...] = ()  # each is a Table of echo_replay, without its example
     batch_size: int | None = None
     num_buffers: int = 3
     lease_timeout: float = 10.0

@@ -64,24 +64,24 @@ def _address(layer: Layer) -> tuple[Address | None, str]:
     return address, origin
 
 
-def disagreement(transports: Iterable[PluginChoice], address: Address, fallbacks: Mapping[str, Any], host: PluginHost) -> str | None:
+def disagreement(transports: Iterable[PluginChoice], address: Address, fallbacks: Mapping[str, Any], plugins: PluginHost) -> str | None:
     """Why a client at `address` would reach none of the server's transports, in words; None if it may reach one.
 
     Raises the errors of `PluginChoice.create`.
     """
-    if host.resolves(address.scheme):
+    if plugins.resolves(address.scheme):
         return None  # nobody knows before the client connects
     reasons = []
     for choice in transports:
-        reason = _mismatch(choice, address, fallbacks, host)
+        reason = _mismatch(choice, address, fallbacks, plugins)
         if reason is None:
             return None
         reasons.append(f"{choice.where} {reason}")
     return "; ".join(reasons) or None
 
 
-def _mismatch(choice: PluginChoice, address: Address, fallbacks: Mapping[str, Any], host: PluginHost) -> str | None:
-    if choice.load() is not host.transport_class(address.scheme):  # one class may have several names
+def _mismatch(choice: PluginChoice, address: Address, fallbacks: Mapping[str, Any], plugins: PluginHost) -> str | None:
+    if choice.load() is not plugins.transport_class(address.scheme):  # one class may have several names
         return f"is {choice.type!r}, and the client's address begins with {address.scheme}://"
     options = choice.create(**fallbacks).options
     if address.port is None:

@@ -69,7 +69,8 @@ typedef struct echo_capi {
     void *(*leaf)(echo_store *, const echo_run *, uint32_t leaf);
     /* Says that the run's samples are complete and that the learner may read them. */
     void (*commit)(echo_store *, const echo_run *);
-    /* Gives the slots back. The next writers fill them, and the batch that contains them waits for nothing else. */
+    /* Gives the slots back. The next writers fill them, and the batch that contains them waits for nothing else. An empty run (count 0) gives nothing
+     * back, and only wakes those who wait for space. */
     void (*abort)(echo_store *, const echo_run *);
 
     /* Sleeps until there may be space (ECHO_OK), the store is closed, or timeout_ns has passed. A negative timeout waits for ever. */

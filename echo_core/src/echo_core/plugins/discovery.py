@@ -7,6 +7,7 @@ duplicate name silently.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 import pluggy
 
+from ..base.descriptors import lacks_descriptors, no_descriptors
 from ..base.errors import (
     ConfigError,
     PluginConflict,
@@ -41,6 +43,7 @@ from .loading import (
     import_class,
     import_module,
     load_info,
+    load_observer,
     new_manager,
     register,
 )
@@ -154,7 +157,13 @@ class PluginHost:
     def transport_class(self, name: str) -> type[Transport]:
         """The `Transport` subclass of this name or scheme, imported; raises like `transport`."""
         record, info = self._select(TRANSPORTS, name)
-        return import_class(record, info.factory, Transport)
+        found = import_class(record, info.factory, Transport)
+        if found.scheme not in (record.name, *info.schemes):
+            raise PluginError(
+                f"{record.title}: {info.factory} has the scheme {found.scheme!r}, so clients would look for another transport; "
+                f"write scheme = {record.name!r}, as its entry point is named"
+            )
+        return found
 
     def client_class(self, name: str) -> type[Any]:
         """The transport's own client class (`TcpClient`), imported; raises like `transport`.
@@ -206,7 +215,7 @@ class PluginHost:
             if record.disabled:
                 continue
             try:
-                module = import_module(record, entry)
+                module = load_observer(record, entry)
             except PluginError as error:
                 _log.warning("%s", error)
                 continue
@@ -263,11 +272,19 @@ class PluginHost:
         return None
 
     def _found(self, group: str) -> list[tuple[PluginRecord, EntryPoint]]:
+        """Raises PluginError if no file descriptor is left."""
         found = {}
-        for entry in entry_points(group=group):
-            name, number = _provider(entry)
-            disabled = self._disabled_by(entry.name, name)
-            found[PluginRecord(group, entry.name, entry.value, name, number, disabled)] = entry
+        try:
+            if lacks_descriptors():
+                raise _unread(group)
+            for entry in entry_points(group=group):
+                name, number = _provider(entry)
+                disabled = self._disabled_by(entry.name, name)
+                found[PluginRecord(group, entry.name, entry.value, name, number, disabled)] = entry
+        except OSError as error:
+            if lacks_descriptors(error):
+                raise _unread(group) from error
+            raise
         return sorted(found.items(), key=lambda pair: (pair[0].name, pair[0].distribution))
 
     def _select(self, group: str, name: str) -> tuple[PluginRecord, Any]:
@@ -285,6 +302,8 @@ class PluginHost:
 
     def _missing(self, group: str, name: str, disabled: list[PluginRecord]) -> PluginNotFound:
         noun, known = KINDS[group].noun, _EXTRAS.get(group, {})
+        if lacks_descriptors():
+            raise _unread(group)
         if disabled:
             record = disabled[0]
             return PluginNotFound(
@@ -332,6 +351,11 @@ def _collision(record: PluginRecord, usable: list[PluginRecord]) -> str | None:
         f"{record.name!r} is provided by more than one distribution: {listed}; "
         f"uninstall or disable one (ECHO_DISABLE_PLUGINS={rivals[-1].distribution})"
     )
+
+
+def _unread(group: str) -> PluginError:
+    importlib.invalidate_caches()  # a folder that could not be listed is kept as an empty one
+    return PluginError(f"the installed plugins of {group} cannot be read: {no_descriptors()}")
 
 
 def _provider(entry: EntryPoint) -> tuple[str, str]:

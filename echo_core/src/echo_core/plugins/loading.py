@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 import pluggy
 
+from .. import __version__
+from ..base.descriptors import lacks_descriptors, no_descriptors
 from ..base.errors import PluginError, PluginVersionError, did_you_mean
-from ..base.installing import how_to_install, how_to_mend, how_to_replace
+from ..base.installing import OWN, how_to_install, how_to_mend, how_to_replace
 from . import hookspecs
 from .hookspecs import PLUGIN_API, PROJECT, SamplerInfo, TransportInfo
 
@@ -30,6 +33,7 @@ __all__ = [
     "import_class",
     "import_module",
     "load_info",
+    "load_observer",
     "new_manager",
     "register",
 ]
@@ -39,6 +43,8 @@ SAMPLERS = "echo.samplers"
 OBSERVERS = "echo"
 COMMANDS = "echo.commands"
 RESOLVERS = "echo.resolvers"
+
+_CORE = re.compile(r"echo[-_.]core(?![A-Za-z0-9._-]*[A-Za-z0-9])", re.I)  # a requirement on echo-core
 
 
 class Kind(NamedTuple):
@@ -111,6 +117,7 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
     """
 
     def load() -> Any:
+        _check_core(record, entry)
         found = entry.load()
         if record.group in (COMMANDS, RESOLVERS):
             return _checked_object(record, found)
@@ -129,6 +136,39 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
 def _checked_object(record: PluginRecord, found: object) -> None:
     if not callable(found):
         raise PluginError(f"{record.title}: {record.value} is {found!r:.100}; its entry point must name something to call, as in module:object")
+
+
+def _check_core(record: PluginRecord, entry: EntryPoint) -> None:
+    """Compare this echo-core with what the plugin's distribution requires, before anything of the plugin is imported: modules that were compiled
+    for another echo-core fail in ways that say nothing.
+
+    Raises:
+        PluginVersionError: the plugin is for another version.
+    """
+    if record.version == __version__ and record.distribution in OWN:  # they are released together; reading the requirement takes time
+        return
+    for text in (entry.dist and entry.dist.requires) or ():
+        if not _CORE.match(text):
+            continue
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        with contextlib.suppress(InvalidRequirement):
+            wanted = Requirement(text)
+            if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and not wanted.specifier.contains(__version__, prereleases=True):
+                raise PluginVersionError(
+                    f"{record} was written for echo-core{wanted.specifier}, and this is echo-core {__version__}; install versions of both that "
+                    f"fit together: {how_to_replace(record.distribution)}, or {how_to_replace('echo-core', f'echo-core{wanted.specifier}')}"
+                )
+
+
+def load_observer(record: PluginRecord, entry: EntryPoint) -> Any:
+    """The module of an observer, imported. Raises PluginVersionError if it is for another echo-core, and PluginError."""
+
+    def load() -> Any:
+        _check_core(record, entry)
+        return entry.load()
+
+    return _guarded(record, load)
 
 
 def import_module(record: PluginRecord, entry: EntryPoint) -> Any:
@@ -239,9 +279,10 @@ def _guarded(record: PluginRecord, load: Callable[[], Any]) -> Any:
         _failures[_key(record)] = str(error)
         raise
     except Exception as error:
-        text = (
-            f"{record.title} failed to import: {type(error).__name__}: {error}; {_repair(record)}"
-        )
+        if lacks_descriptors(error):
+            text = f"{record.title} cannot be imported: {no_descriptors()}"
+        else:
+            text = f"{record.title} failed to import: {type(error).__name__}: {error}; {_repair(record)}"
         _failures[_key(record)] = text
         raise PluginError(text) from error
     _failures.pop(_key(record), None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import socket
+import stat
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from ..base.address import Address, is_ip
 from ..base.errors import AddressError, PluginError
@@ -15,6 +16,7 @@ from ..base.installing import how_to_install
 __all__ = ["BUILT_IN", "dns", "file", "static", "static_list"]
 
 DNS_SECONDS = 5.0  # for one query
+MAX_FILE_BYTES = 1 << 20
 
 
 def static_list(addresses: Iterable[Address | str]) -> Callable[[Address], Address]:
@@ -28,20 +30,37 @@ def static_list(addresses: Iterable[Address | str]) -> Callable[[Address], Addre
 
 def static(address: Address) -> Address:
     """`static://any?to=tcp://a:5555,tcp://b:5555`: one of the addresses, at random."""
-    if "to" not in address.options:
+    listed = [text for text in address.options.get("to", "").split(",") if text]
+    if not listed:
         raise AddressError(f'"{address}" names no addresses; write static://any?to=tcp://a:5555,tcp://b:5555')
-    return Address.parse(random.choice([text for text in address.options["to"].split(",") if text]))
+    return Address.parse(random.choice(listed))
 
 
 def file(address: Address) -> Address | None:
     """`file:///run/echo/address`: an address that a file contains, as `echoctl serve --address-file` writes it; of several lines, one at random.
-    A file that is missing or empty means that the server is not up yet."""
+    A file that is missing or empty means that the server is not up yet. No error shows what a file contains: the address may name the wrong one."""
     try:
-        text = Path(address.path).read_text()
+        opened = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe would wait for somebody to write
     except (FileNotFoundError, NotADirectoryError):
         return None
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return Address.parse(random.choice(lines)) if lines else None
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise AddressError(f'"{address}": {address.path} is not a plain file; name a file that contains an address')
+        data = os.read(opened, MAX_FILE_BYTES + 1)
+    finally:
+        os.close(opened)
+    if len(data) > MAX_FILE_BYTES:
+        raise AddressError(f'"{address}": {address.path} has more than {MAX_FILE_BYTES} bytes; a file of addresses is smaller')
+    lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip() and not line.startswith(b"#")]
+    if not lines:
+        return None
+    number, line = random.choice(lines)
+    try:
+        return Address.parse(line.decode())
+    except (AddressError, UnicodeDecodeError):
+        raise AddressError(
+            f'"{address}": line {number} of {address.path} is not an address; name a file with one address a line, as echoctl serve --address-file writes it'
+        ) from None
 
 
 def dns(address: Address) -> Address | None:
@@ -84,4 +103,5 @@ def _service(name: str) -> tuple[str, int]:
     return host, int(chosen.port)
 
 
+NOT_UP = ((file, "its file is missing or empty"), (dns, "no name server knows the name"))  # what None means
 BUILT_IN: dict[str, Callable[[Address], Address | None]] = {"file": file, "dns": dns, "static": static}

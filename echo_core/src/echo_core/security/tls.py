@@ -39,8 +39,10 @@ from .tokens import check_directory, check_genuine, check_private, default_token
 __all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "client_context", "server_context", "trusted"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 AUTHORITY_DAYS = 3650.0
 CERTIFICATE_DAYS = 365.0
+MOST_DAYS = 36500.0
 _FOR_ANOTHER_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE of OpenSSL
 
 
@@ -158,7 +160,7 @@ class Authority:
             days: how long the certificate is valid.
 
         Raises:
-            SecurityError: the name cannot be used, or neither `cryptography` nor `openssl` is installed.
+            SecurityError: the name or a host cannot be used, or neither `cryptography` nor `openssl` is installed. ValueError: `days` has no meaning.
             FileWriteError: the files cannot be written, for example because the disk is full. Those that were there stay.
         """
         if not _NAME.fullmatch(name):
@@ -170,8 +172,10 @@ class Authority:
         if name == "authority" and folder.samefile(self.directory):
             raise SecurityError(f"a certificate named 'authority' would replace the authority itself in {folder}; choose another name")
         for host in hosts:
-            if not host or not host.isascii():
-                raise SecurityError(f"{host!r} is not the name or address of a host; write an international name in its ASCII form (xn--...)")
+            if not is_ip(host) and (not _HOST.fullmatch(host) or not host.strip("0123456789.")):  # no client would look for it in a certificate
+                raise SecurityError(
+                    f"{host!r} is not the name or address of a host; leave out scheme and port, and write an international name in its ASCII form (xn--...)"
+                )
         _make(name, list(dict.fromkeys((name, *hosts))) if hosts else [], days, *identity, self)
         return identity
 
@@ -315,6 +319,8 @@ EARLIER = datetime.timedelta(minutes=5)  # a new certificate is valid since then
 
 
 def _make(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
+    if not abs(days) <= MOST_DAYS:
+        raise ValueError(f"days must be a number up to {MOST_DAYS:.0f}, not {days!r}")
     try:
         import cryptography  # noqa: F401
     except ImportError:

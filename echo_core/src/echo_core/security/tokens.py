@@ -1,7 +1,7 @@
 """Safe by default: the shared token, and the rule that no learner is open to the network without one.
 
 The holder of the token may send samples to the learner and read its weights. The token never
-travels: both ends prove that they hold it (see `echo_core.wire.handshake`). On one machine it needs
+travels: both ends prove that they hold it (see `echo_net.handshake`). On one machine it needs
 no set-up, because the first process creates a token file that only its user can read.
 
 A learner may accept several tokens, one per line, so that tokens can be rotated or limited to
@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import stat
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,9 @@ __all__ = [
     "check_private",
     "default_token_path",
     "find_token",
+    "find_token_for",
     "find_tokens",
+    "how_to_copy",
     "may",
     "needs",
 ]
@@ -67,9 +70,11 @@ class Token(bytes):
     Attributes:
         roles: the roles that its holder has.
         is_text: whether these bytes are lines of a configuration that have not been read yet; see `given`.
+        where: the place that it comes from, for messages.
     """
 
     roles: frozenset[str] = EVERYTHING
+    where = "the token given"
     is_text = False
 
     @classmethod
@@ -96,6 +101,48 @@ class Token(bytes):
 def find_token(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> Token:
     """The token with which this process proves itself: the first of `find_tokens`."""
     return find_tokens(explicit, env)[0]
+
+
+def find_token_for(
+    address: Address, explicit: Explicit = None, *, required: bool = True, env: Mapping[str, str] = os.environ
+) -> Token | None:
+    """The token with which a client proves itself to the learner at `address`: as `find_token`, but no token file is created if the learner is
+    on another machine, because it would not accept that token.
+
+    Raises:
+        SecurityError: as `find_token`; and if there is no token for a learner on another machine, unless it is not `required`.
+            The message names the file, and the commands that copy it.
+    """
+    if explicit is None and "ECHO_TOKEN" not in env and "ECHO_TOKEN_FILE" not in env and not _is_here(address):
+        path = default_token_path(env)
+        if not os.path.exists(path):
+            if not required:
+                return None
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            raise SecurityError(
+                f"there is no token for the learner at {host}:{address.port}, which is on another machine: neither ECHO_TOKEN nor ECHO_TOKEN_FILE "
+                f"is set, and there is no file {path}; {how_to_copy(address.host, path)}"
+            )
+    return find_token(explicit, env)
+
+
+def how_to_copy(host: str, path: Path) -> str:
+    """The commands that give this machine the token of the learner's user on `host`; they end a message."""
+    host = f"[{host}]" if ":" in host else host  # scp takes what follows the first colon for a path
+    return f"copy the learner's, for example: mkdir -m 700 -p {path.parent} && scp -p {host}:.config/echo/token {path}"
+
+
+def _is_here(address: Address) -> bool:
+    """Whether the learner is on this machine: an address that a socket of this machine can be bound to."""
+    if address.is_loopback:
+        return True
+    try:
+        family, kind, protocol, _, (host, *_) = socket.getaddrinfo(address.host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError):  # no host has a name that cannot be encoded
+        return False
+    return True
 
 
 def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> list[Token]:
@@ -301,6 +348,7 @@ def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
         if isinstance(item, bytes):
             token = _checked(item, place)
             token.roles = getattr(item, "roles", EVERYTHING)  # a token that was read before keeps its roles
+            token.where = getattr(item, "where", place)
             tokens.setdefault(bytes(token), token)
             continue
         lines = item.splitlines()
@@ -362,7 +410,9 @@ def _checked(token: bytes, where: str) -> Token:
             where,
             counted(len(token), "byte"),
         )
-    return Token(token)
+    checked = Token(token)
+    checked.where = where
+    return checked
 
 
 def _read(path: Path, where: str) -> list[Token]:

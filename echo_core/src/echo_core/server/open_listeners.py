@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from ..base.errors import PluginError
 from ..base.returned import returned, with_address
 from ..wire.sink import Sink
 from ..wire.transport import Listener, Transport
 
-__all__ = ["OpenListeners", "logged", "on_each", "open_listener"]
+__all__ = ["Manner", "OpenListeners", "logged", "on_each", "open_listener"]
 
 _log = logging.getLogger("echo")
+
+Manner = Literal["close", "drain", "end_job"]  # the method of a Listener that ends it: each tells clients something else
 
 
 def open_listener(transport: Transport, sink: Sink) -> Listener:
@@ -63,13 +66,14 @@ class Closing:
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
-        self.draining = False
+        self.manner: Manner = "close"
         self._over = threading.Event()
         self._once = threading.Lock()  # the thread that gets it closes the listener
         self._error: BaseException | None = None
 
-    def begin(self, until: float) -> None:
+    def begin(self, until: float, manner: Manner) -> None:
         """Start to close it unless that was begun; `until` (time.monotonic) is when workers have been notified."""
+        self.manner = manner
         if threading.current_thread() is not threading.main_thread():
             self._close(until)
             return
@@ -82,8 +86,7 @@ class Closing:
         if not self._once.acquire(blocking=False):
             return
         try:
-            end = self.listener.drain if self.draining else self.listener.close
-            end(max(0.0, until - time.monotonic()))
+            getattr(self.listener, self.manner)(max(0.0, until - time.monotonic()))
         except BaseException as error:
             self._error = error
         finally:
@@ -109,22 +112,16 @@ class OpenListeners:
     def __iter__(self) -> Iterator[Listener]:
         return iter([one.listener for one in self._open])
 
-    def drain(self, timeout: float) -> None:
-        """As `close`, but clients are told that the server is draining."""
-        for one in self._open:
-            one.draining = True
-        self.close(timeout)
-
     def append(self, listener: Listener) -> None:
         self._open.append(Closing(listener))
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float, manner: Manner = "close") -> None:
         """Close all side by side, and raise the first error. If Ctrl-C interrupts this, they go on closing, and the next call waits for them."""
         until = time.monotonic() + timeout
         first: BaseException | None = None
         closing = list(self._open)
         for one in closing:
-            one.begin(until)
+            one.begin(until, manner)
         for one in closing:
             try:
                 one.finish()

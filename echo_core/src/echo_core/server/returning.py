@@ -8,7 +8,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ..base.plural import counted
-from ..store.steps.step_table import StepTable
 
 if TYPE_CHECKING:
     from .state import ServerState
@@ -31,7 +30,7 @@ class ReturnWatch:
     @classmethod
     def maybe(cls, server: ServerState) -> ReturnWatch | None:
         """The timer, if the server has restored episodes that are open."""
-        return cls(server) if any(isinstance(table, StepTable) and table.restored_clients for table in server.tables.values()) else None
+        return cls(server) if any(storage.awaits_workers() for storage in server.storages.values()) else None
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -43,6 +42,6 @@ def _end(server: weakref.ref[ServerState]) -> None:
     if alive is None:
         return
     connected = [peer.id for peer in alive.peers()]
-    for table in alive.tables.values():
-        if isinstance(table, StepTable) and (ended := table.end_restored(connected)):
-            _log.info("table %s: %s ended, because no worker returned within %g s", table.name, counted(ended, "restored episode"), SECONDS)
+    for storage in alive.storages.values():
+        if ended := storage.end_restored(connected):
+            _log.info("table %s: %s ended, because no worker returned within %g s", storage.name, counted(ended, "restored episode"), SECONDS)

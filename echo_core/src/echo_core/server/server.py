@@ -7,31 +7,30 @@ import logging
 import math
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import optree
 
-from ..base.address import Address
+from ..base.address import Address, refuse_host_and_port
 from ..base.errors import ClosedError, ConfigError, NoAddressError
 from ..base.green_threads import check_real_threads
 from ..base.spare_threads import check_spare_threads
-from ..config.table import Table
 from ..plugins import discovery
+from ..plugins.replay_package import replay_module
 from ..security import tokens
 from ..spec.spec import Spec
-from ..store.checkpoint import checkpoint
-from ..store.replay.rate_limiters import RateLimiter
 from ..store.sample import Sample
 from ..store.sampler import Sampler
+from ..store.storage import Storage
+from ..store.stream.no_samples import NoSamples
+from ..store.stream.stream import Stream
 from ..wire.peer import Peer
 from ..wire.transport import Transport
-from . import mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
 from .open_listeners import OpenListeners, logged, open_listener
 from .operations import OPERATIONS, Operation
@@ -41,8 +40,13 @@ from .returning import ReturnWatch
 from .sink import ServerSink
 from .state import ServerState
 from .statistics import metrics
+from .statistics.missing_samples import who_waits, why_no_samples
 from .weights.publishing import Published
 from .weights.weights_source import WeightsSource
+
+if TYPE_CHECKING:
+    from .. import RateLimiter, Table
+    from ..plugins.replay_package import MixedSample
 
 __all__ = ["Published", "Server"]
 
@@ -56,7 +60,8 @@ class Server(ServerState):
     """Assembles samples of many workers into batches for a learner.
 
     Args:
-        example: a pytree of numpy arrays that shows one sample. It fixes structure, shapes and dtypes. None with `tables`.
+        example: a pytree of numpy arrays that shows one sample. It fixes structure, shapes and dtypes. None with `tables`, and for a server that
+            takes no samples: `Server(transport="tcp://127.0.0.1:0")` serves requests and weights only.
         batch_size: samples per batch.
         transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free port),
             a mapping `{"type": "tcp", "port": 0}`, several of these in a list, or None for use within one process.
@@ -83,7 +88,8 @@ class Server(ServerState):
             of its own tokens, which needs the role `read`.
         observers: objects whose methods with `@hookimpl` are called beside those of installed observer plugins: when a client connects or
             leaves, and with the figures about once a second. See docs/plugins/hooks.md.
-        host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
+        plugins: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
+        host, port: are parts of the address, not arguments; the error shows what to write as `transport`.
 
     Raises:
         SpecError: the example cannot be a sample; the message names the leaf.
@@ -118,50 +124,61 @@ class Server(ServerState):
         pinned: bool = False,
         token: tokens.Explicit = None,
         observers: Iterable[object] = (),
-        host: discovery.PluginHost | None = None,
+        plugins: discovery.PluginHost | None = None,
         client_memory: int | None = None,
         max_parked: int = MOST_PARKED,
         max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
         weights_from: str | Address | None = None,
+        host: None = None,
+        port: None = None,
     ) -> None:
+        refuse_host_and_port("Server", "transport=", transport, host, port)
         if isinstance(num_buffers, (str, Mapping, Sampler)):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size have no effect: Echo has no drainer threads and no queues; leave them out", stacklevel=2)
         check_real_threads()
-        host = host or discovery.default
+        plugins = plugins or discovery.default
         if not lease_timeout >= 0:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {lease_timeout!r}")
-        if tables is None:
-            if example is None:
-                raise ConfigError("Server needs the example pytree, one sample: Server({'obs': np.zeros(4, np.float32)}, batch_size=32)")
-            of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
-            tables = short_form(example, sampler, capacity, of_table, host)
-        else:
-            given = {"example": example, "sampler": None if sampler == "fifo" else sampler, "capacity": capacity}
-            given |= {"remover": None if remover == "fifo" else remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
-            if theirs := [name for name, value in given.items() if value is not None]:
+        of_table = {"remover": None if remover == "fifo" else remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
+        of_samples = {"sampler": None if sampler == "fifo" else sampler, "capacity": capacity, **of_table}
+        if tables is not None:
+            if theirs := [name for name, value in {"example": example, **of_samples}.items() if value is not None]:
                 raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} in each Table(...)")
-            if isinstance(tables, Table) or not (tables := list(tables)):
+            if not isinstance(tables, Iterable) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
+        elif example is not None:
+            tables = short_form(example, sampler, capacity, {**of_table, "remover": remover}, plugins)
+        elif theirs := [name for name, value in {"batch_size": batch_size or None, **of_samples}.items() if value is not None]:
+            raise ConfigError(
+                f"Server needs the example pytree, one sample: Server({{'obs': np.zeros(4, np.float32)}}, batch_size=32); a server without one "
+                f"takes no samples, so that it has no use for {' and '.join(theirs)}"
+            )
         if isinstance(observers, (str, bytes)) or not isinstance(observers, Iterable):
             raise ConfigError(f"observers must be a list of objects, not {observers!r}; write observers=[...]")
-        super().__init__(token, host.observers(*observers), client_memory, max_parked, max_parked_per_client)
+        if weights_from is not None:  # before a token file is made for this server's own clients, which the source would not accept
+            tokens.find_token_for(Address.parse(weights_from), token)
+        super().__init__(token, plugins.observers(*observers), client_memory, max_parked, max_parked_per_client)
         if weights_from is not None:
             self._source = WeightsSource(weights_from, token)
-        self._transports = list(make_transports(transport, host))
+        self._transports = list(make_transports(transport, plugins))
+        self.sampler: Sampler | None = None
         if tables:
-            made = make_tables(tables, batch_size, host)
-            self._open_tables(made, batch_size)
-            self.sampler = next(iter(made.values())).sampler
+            made = make_tables(tables, batch_size, plugins)
+            self.sampler = next(iter(made.values())).sampler  # type: ignore[attr-defined]
+            for one in made.values():
+                one.use_memory(self.client_memory)
+            self._open(made)
+        elif example is None:
+            self._open({"": NoSamples()})
         else:
-            self.sampler = stream_sampler(sampler, host)
+            self.sampler = stream_sampler(sampler, plugins)
             memory = next((t.store_memory for t in self._transports if t.store_memory is not None), None)
-            self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
+            self._open({"": Stream(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)})
         if pinned or pin_host_memory:
             self._lock_pages()
         self._life = threading.Lock()  # it is held while transports open, so their callbacks must not acquire it
-        self._checkpointing = threading.Lock()
         self._opened = OpenListeners()
         self._ticker: metrics.StatsTicker | None = None
         self._returns: ReturnWatch | None = None
@@ -179,8 +196,7 @@ class Server(ServerState):
         Raises:
             ConfigError: a key is unknown or has the wrong type; the message has the file, the key and a suggestion.
         """
-        from ..config.config import server_arguments
-        from ..config.table_config import with_tables
+        from ..config.config import server_arguments, with_tables
 
         examples = overrides.pop("examples", None)
         example, arguments = with_tables(server_arguments(source, overrides), example, examples)
@@ -226,12 +242,22 @@ class Server(ServerState):
                 raise
         return self
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Close the server. Workers are notified, samples that have arrived completely are committed, and every waiting call returns. Idempotent.
+    def close(self, timeout: float = 5.0, *, restarting: bool = False) -> None:
+        """Close the server, which ends the job. Samples that have arrived completely are committed, workers are told that the job has ended, and
+        every waiting call returns. Idempotent.
 
-        `sample()` still returns the batches that are already complete, and then None. Notifying the workers takes at most `timeout`
-        seconds. If Ctrl-C interrupts this call, every waiting call returns too, and the transports end without it; another `close()`
-        waits for that. In a forked child this does nothing: the workers, and the threads that would have to end, belong to the parent.
+        A worker that was told so does not try to connect again: its calls raise JobEnded. `with Server(...)` ends the job in the same way if its
+        block ends without an error, by KeyboardInterrupt, or by SystemExit without an error code. After any other exception, after `drain()`, and
+        if this server passes on the weights of a learner that goes on (`weights_from`), workers try to connect again instead, for their
+        `timeout`. So they do if the server is never closed, or dropped: Echo cannot know whether the program ended well.
+
+        `sample()` still returns the batches that are already complete, and then None. If Ctrl-C interrupts this call, every waiting call
+        returns too, and the transports end without it; another `close()` waits for that. In a forked child this does nothing: the workers, and
+        the threads that would have to end, belong to the parent.
+
+        Args:
+            timeout: the most seconds that it takes to notify the workers. With 0, some may not be told that the job has ended.
+            restarting: the job goes on with another server, at this address or where `resolve=` of the clients says; workers connect to that one.
 
         Raises:
             The first error of a transport that could not be closed. The others and the server are closed anyway.
@@ -250,11 +276,22 @@ class Server(ServerState):
         finally:
             try:
                 self._calls.close()
-                self._parked.close()
-                self._lines.close()
-                self._opened.close(timeout)
+                if restarting or self._draining or not (self._source is None or self._source.job_ended):
+                    self._end_requests()
+                    self._opened.close(timeout)
+                else:  # clients that wait for an answer get the error that says that the job has ended
+                    try:
+                        self._opened.close(timeout, "end_job")
+                    finally:
+                        self._end_requests()
             finally:
                 self._close_store()
+
+    def _end_requests(self) -> None:
+        """Answer the requests that wait for an answer: with the error of a closed server."""
+        self._parked.close()
+        for operations in self._of_storages.values():
+            operations.close()
 
     def drain(self, timeout: float = 30.0) -> None:
         """Take this server out of service: clients get no new sessions, samples that have arrived completely are committed and acknowledged as far
@@ -278,7 +315,7 @@ class Server(ServerState):
             self._listeners = []
             self._publishing.listeners = ()
         self._parked.close("the server is draining")
-        self._opened.drain(timeout)
+        self._opened.close(timeout, "drain")
 
     @property
     def ready(self) -> bool:
@@ -293,8 +330,9 @@ class Server(ServerState):
     def __enter__(self) -> Server:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        ended_well = error is None or isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.close(restarting=not ended_well)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Server cannot be pickled; give other processes str(server.address), and make a Client there")
@@ -303,23 +341,29 @@ class Server(ServerState):
         self._abandoned()
 
     def _abandoned(self) -> None:
-        """Close a server that was dropped, as nobody else can close it any more."""
+        """Close a server that was dropped, as nobody else can close it any more. That does not end the job: the program may have failed."""
         if (getattr(self, "_opened", None) or getattr(self, "_parked", None)) and self._same_process():
-            self.close(0.0)
+            self.close(0.0, restarting=True)
 
     # ---- batches ----------------------------------------------------------------------------------------------------------
 
     def dataset_iter(
-        self, *, copy: bool = False, timeout: float | None = None, table: str | None = None, beta: float | None = None
+        self,
+        *,
+        copy: bool = False,
+        timeout: float | None = None,
+        table: str | None = None,
+        beta: float | None = None,
+        units: Mapping[str, int] | None = None,
     ) -> Generator[Sample, None, None]:
         """Yield `Sample`s as batches become ready, until the server is closed.
 
         Args:
             copy: yield copies, so that many batches can be kept without holding the store's buffers.
             timeout: seconds for each batch; None waits for ever. Raises the same errors as `sample()`.
-            table, beta: as in `sample()`.
+            table, beta, units: as in `sample()`.
         """
-        while (sample := self.sample(timeout, table=table, beta=beta)) is not None:
+        while (sample := self.sample(timeout, table=table, beta=beta, units=units)) is not None:
             if copy:
                 sample = sample.with_batch(optree.tree_map(np.copy, sample.batch))
             yield sample
@@ -327,7 +371,7 @@ class Server(ServerState):
 
     def sample_mixture(
         self, shares: Mapping[str, float], timeout: float | None = None, *, n: int | None = None, beta: float | None = None
-    ) -> mixture.MixedSample | None:
+    ) -> MixedSample | None:
         """Draw one batch from several replay tables of the same spec, such as `{"demonstrations": 0.5, "online": 0.5}`.
 
         Args:
@@ -341,8 +385,11 @@ class Server(ServerState):
             ConfigError: the specs differ (the message names the leaf), or a share is invalid. UnknownTableError: there is no such table.
             EchoTimeoutError: a table gave no items in time.
         """
+        self.table()  # it raises an error if this server streams
+        mixture = replay_module("mixture", "sample_mixture()")
         counts = mixture.shares_of(shares, self.batch_size if n is None else n)
-        return mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
+        mixed: MixedSample | None = mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
+        return mixed
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -358,8 +405,7 @@ class Server(ServerState):
                 ValueError: this server streams and has no tables.
         """
         self.table()
-        with self._checkpointing:
-            return str(checkpoint.save(self.tables, path))
+        return str(_checkpoints().save(self.tables, path))
 
     def restore(self, path: str | os.PathLike[str]) -> Server:
         """Fill the tables of this new server from the newest checkpoint in `path`, before `start()`; returns the server itself.
@@ -376,8 +422,7 @@ class Server(ServerState):
         self.table()
         if self.closed:
             raise ClosedError("this server was closed; restore into a new one")
-        with self._checkpointing:
-            checkpoint.load(self.tables, path)
+        _checkpoints().load(self.tables, path)
         # Restored items carry old policy versions, so new versions must have higher numbers.
         self._publishing.at_least(max(table.policy_version for table in self.tables.values()))
         return self
@@ -404,7 +449,7 @@ class Server(ServerState):
         self._check_process()
         if self._source is not None:
             raise ConfigError(f"this server passes on the weights of {self._source.address}; publish there, or leave weights_from out")
-        return self._publishing.publish(weights, version, self.tables.values())
+        return self._publishing.publish(weights, version, self.storages.values())
 
     @property
     def weights_source(self) -> WeightsSource | None:
@@ -430,19 +475,18 @@ class Server(ServerState):
 
         It may be called at any time, before or after `start()`.
         """
+        self._check_process()
         operation = served(op, handler, roles)
         with self._lock:
             if op in self._served or op in self._operations:
                 raise ConfigError(f"this server has an operation {op!r} already; choose another name")
             self._served[op] = operation
 
-    def ask(
-        self, peer: Peer, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
-    ) -> tuple[dict[str, Any], bytes]:
+    def ask(self, peer: Peer, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
         """Call an operation that a client serves (`Client.serve`), and wait for its result (body, blob). It can be called from many threads.
 
-        If the client is busy, or does not serve the operation yet, the call waits until the client asks for it. Calls of one operation reach
-        a client in order. No call is ever sent twice.
+        If the client is busy, or does not serve the operation yet, the call waits until the client asks for it. If it has served no operation at
+        all within 5 s of its connection, the call fails at once. Calls of one operation reach a client in order. No call is ever sent twice.
 
         Args:
             peer: the client, one of `peers()`. After a reconnect it is another one.
@@ -452,7 +496,8 @@ class Server(ServerState):
         Raises:
             ConnectionClosedError: the client has left, or its connection is lost, even if it comes back. The message says whether it may have
                 carried out the call.
-            EchoTimeoutError: there was no result in time. EchoError: the client's handler failed; it has the handler's message.
+            EchoTimeoutError: there was no result in time. EchoError: the client's handler failed; it has the handler's message. Or the client
+                serves nothing.
             ClosedError: this server is closed.
         """
         self._check_process()
@@ -473,6 +518,7 @@ class Server(ServerState):
         Raises:
             ConfigError: the prefix belongs to other figures, or is no name of small letters, digits and "_".
         """
+        self._check_process()
         self._added_stats.add(prefix, function)
 
     @property
@@ -503,13 +549,16 @@ class Server(ServerState):
 
     def stats(self) -> dict[str, float | int | str]:
         """All statistics as a flat dict that is ready for a logger; docs/stats.md explains each name."""
+        self._check_process()
         return metrics.server_stats(self)
 
-    def _who_blocks_learner(self) -> str:
-        text = super()._who_blocks_learner()
-        now = time.monotonic()
-        waits = [f"{p.name} {p.state} for {now - p.state_since:.0f} s" for p in self.peers()[:5]]
-        return f"{text} [{'; '.join(waits)}]" if waits else text
+    def _open(self, storages: Mapping[str, Storage]) -> None:
+        super()._open(storages)
+        self._of_storages = {name: storage.operations() for name, storage in storages.items()}
+        this = weakref.ref(self)  # storages must not keep a dropped server alive
+        for storage in storages.values():
+            storage.why_no_samples = lambda: why_no_samples(server) if (server := this()) is not None else "the server is gone"
+            storage.who_waits = lambda: who_waits(server) if (server := this()) is not None else ""
 
     def _repr_html_(self) -> str:
         """`stats()` as a table, for notebooks."""
@@ -518,12 +567,19 @@ class Server(ServerState):
     def __repr__(self) -> str:
         state = "drained" if self._draining else "not started" if self._transports else "in-process"
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else state)
-        return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
+        batches = f" batch_size={self.batch_size}" if self.batch_size else ""
+        return f"<Server {where}{batches} pid={os.getpid()}>"
+
+
+def _checkpoints() -> Any:
+    return replay_module("checkpoint.checkpoint", "a checkpoint")
 
 
 def _at_exit() -> None:
     """Close the servers that are still open. Later, while the interpreter shuts down, a server that joins its own thread would wait for ever."""
     for server in list(_running):
+        if server._peers and not server.closed and server._same_process():
+            _log.warning("%r was left open, so its clients try to connect again; call close(), or use a with statement, to end the job", server)
         with suppress(RuntimeError):  # some releases of Python 3.12 cannot start threads at this point
             server._abandoned()
 

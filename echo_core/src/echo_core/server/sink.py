@@ -11,21 +11,21 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import ClosedError, ConnectionClosedError, EchoError, SecurityError, UnknownTableError
+from ..base.errors import ClosedError, ConnectionClosedError, SecurityError, UnknownTableError
 from ..security.tokens import may
-from ..store.shared.shared_store import SharedStore, share
 from ..store.slot import Slot, claim
 from ..wire.blobs import PARTS
-from ..wire.labels import SUFFIX, TableSpecs, labelled
 from ..wire.later import Later
 from ..wire.protocol import pack_error, parse_reply, reply_pieces
 from ..wire.sink import Sink
+from .operations.operation import operation_of
 from .operations.others import check_answer
 from .requests.large_messages import fitting, taken, whole
 
 if TYPE_CHECKING:
     from ..base.memory.client_memory import ClientMemory
     from ..spec.spec import Spec
+    from ..store.storage import Storage
     from ..wire.peer import Peer
     from ..wire.protocol import Blob, Buffer
     from ..wire.weights import PackedWeights
@@ -44,14 +44,20 @@ class ServerSink(Sink):
     def __init__(self, server: ServerState) -> None:
         self._server = weakref.ref(server)
         self._memory = server.client_memory
-        specs = {name: table.spec if table.lags is None else labelled(table.spec) for name, table in server.tables.items()}
-        self.spec: Spec = next(iter(specs.values()), server.spec)
+        self.tables: dict[str, Spec] = {name: table.spec for name, table in server.tables.items()}
+        self.spec: Spec = next(iter(self.tables.values()), server.spec)
         self.incarnation: str = secrets.token_hex(16)
         self.identities = server.identities
-        self._labelled = self.spec is not server.spec
-        self.native: object = server.table().native(True) if self._labelled else server._native()
-        self.tables: dict[str, Spec] = TableSpecs(specs, self.spec)
         self.table_name: str = ""
+        self._show(server._storage())
+        self.labels: frozenset[str] = frozenset(name for name, table in server.tables.items() if table.takes_labels)
+        if self.labelled is not None:
+            self.labels |= {""}
+
+    def _show(self, storage: Storage) -> None:
+        """Let native code reach this storage."""
+        self.native: object = storage.native()
+        self.labelled: object | None = storage.native(labelled=True) if storage.takes_labels else None
 
     def _alive(self) -> ServerState:
         server = self._server()
@@ -74,8 +80,7 @@ class ServerSink(Sink):
 
     def claim(self, timeout: float | None = None) -> Slot:
         server = self._alive()
-        table = self.table_name.removesuffix(SUFFIX)
-        return claim(server.table(table) if table else server, timeout, self._labelled)
+        return claim(server._storage(self.table_name or None), timeout)
 
     def table(self, name: str) -> ServerSink:
         if not name:
@@ -84,13 +89,13 @@ class ServerSink(Sink):
         spec = self.tables.get(name)
         if spec is None:
             raise UnknownTableError(f"no table {name!r}; this server has {', '.join(map(repr, self.tables))}")
-        table = self._alive().table(name.removesuffix(SUFFIX) or None)
-        sink.table_name, sink.spec, sink._labelled = name, spec, len(spec.leaves) != len(table.spec.leaves)
-        sink.native = table.native(sink._labelled)
+        sink.table_name, sink.spec = name, spec
+        sink._show(self._alive()._storage(name))
         return sink
 
-    def shared(self, claim_timeout: float) -> SharedStore | None:
-        return share(self._alive(), claim_timeout)
+    @property
+    def memory(self) -> tuple[int, int, int] | None:
+        return self._alive()._storage().shared_memory()
 
     def connected(self, peer: Peer) -> None:
         if (server := self._server()) is not None:
@@ -103,9 +108,7 @@ class ServerSink(Sink):
     def receipt(self, peer: Peer, version: int, digest: int) -> None:
         packed = self.weights
         if packed is not None and packed.version == version and packed.digest != digest:
-            _log.error(
-                "worker %s confirms weights %d with digest %016x, but %016x was published", peer.name, version, digest, packed.digest
-            )
+            _log.error("worker %s confirms weights %d with digest %016x, but %016x was published", peer.name, version, digest, packed.digest)
 
     def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
         answer = self.request(peer, op, body, blob)
@@ -119,14 +122,12 @@ class ServerSink(Sink):
 
     def request(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob] | Later:
         server = self._alive()
-        operation = server._operations.get(op) or server._served.get(op)
-        if operation is None:
-            raise EchoError(f"this server has no operation {op!r}")
+        operation, call = operation_of(server, op, body)
         if (wanted := may(peer.permissions, operation)) is not None:
             raise SecurityError(f"operation {op!r} needs a token for {wanted}; yours is for {', '.join(sorted(peer.permissions))}")
         blob = whole(server, peer, body, blob)
         try:
-            answer = operation(server, peer, body, blob)
+            answer = call(server, peer, body, blob)
         finally:
             if PARTS in body:
                 taken(server, peer, body)

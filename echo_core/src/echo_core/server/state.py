@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..base.memory.client_memory import ClientMemory
 from ..plugins import discovery
 from ..security import tokens
-from ..store.steps.step_table import StepTable
-from ..store.steps.steps import client_number
+from ..store.storage_operations import StorageOperations
 from ..store.store import Store
 from ..wire.identity import Identities
-from ..wire.peer import Peer
+from ..wire.peer import Peer, workers_of
 from ..wire.transport import Listener
 from .held import Held
 from .requests.calls import Calls
-from .requests.carried_out import CarriedOut
 from .requests.parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
-from .requests.waiting_line import Lines
 from .statistics.added_stats import AddedStats
 from .tap import Taps
 from .weights.publishing import Publishing
@@ -41,7 +38,7 @@ _log = logging.getLogger("echo")
 
 
 class ServerState(Store):
-    """A store and its connected clients. `Server` adds start and close, batches, checkpoints and publishing."""
+    """The storages of a server and its connected clients. `Server` adds start and close, batches, checkpoints and publishing."""
 
     _operations: ClassVar[Mapping[str, Callable[..., Any]]]  # by name; clients call them by `request()`
 
@@ -60,14 +57,12 @@ class ServerState(Store):
         self._taps = Taps()
         self.identities = Identities()
         self.client_memory = ClientMemory(client_memory)
-        self._held = Held()
+        self.held = Held()  # what is kept for clients from one request to the next
         self._served: dict[str, Callable[..., Any]] = {}  # operations of others, by name: see `Server.serve`
         connected = partial(_has, self._peers)  # not `self.has`: what refers to the server keeps a dropped one alive
         self._parked = ParkedRequests(connected, max_parked, max_parked_per_client)
         self._calls = Calls(connected)
-        self._lines = Lines()
-        self._carried_out = CarriedOut()
-        self._ended = CarriedOut()  # of requests that end items. There are many, so they must not push out the others
+        self._of_storages: dict[str, StorageOperations] = {}
         self._added_stats = AddedStats()
         # Of large answers. They begin anywhere, so that a client never takes a piece of this server for one of the server that was here before.
         self._answer_numbers = itertools.count(secrets.randbits(48))
@@ -78,11 +73,13 @@ class ServerState(Store):
         self._observers = observers
 
     def peers(self) -> list[Peer]:
-        """The connected workers, oldest first. Each has its counts, its weights' version and its state."""
+        """The connected clients, oldest first. Each has its counts, its weights' version and its state. A worker that writes into several tables
+        is one of them, whose `connections` are those to its tables."""
+        self._check_process()
         for listener in list(self._listeners):
             listener.peers()  # native transports update their Peer objects here
         with self._lock:
-            return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
+            return workers_of(self._peers.values())
 
     def receipts(self) -> Receipts:
         """How many clients hold which weights: `{(version, digest): clients}`. It includes those that servers with `weights_from` reported, which
@@ -96,7 +93,8 @@ class ServerState(Store):
 
     def pass_on(self, packed: PackedWeights) -> None:
         """Offer the weights of another learner, with their number, unless these or newer ones of it were offered. `weights_from` does this."""
-        self._publishing.pass_on(packed, self.tables.values())
+        self._check_process()
+        self._publishing.pass_on(packed, self.storages.values())
 
     def _path(self) -> list[list[str]]:
         """The id and the address of this server, then those of the servers from which its weights come."""
@@ -116,35 +114,48 @@ class ServerState(Store):
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:
             # Statistics and messages identify clients by name, so two clients of one process or script need different names.
-            taken = {other.name for other in self._peers.values() if other.id != peer.id}
-            if peer.name in taken:
+            others = list(self._peers.values())
+            mine = next((other for other in others if other.owner == peer.owner), None)
+            taken = {other.name for other in others if other.id != peer.id}
+            if mine is not None:
+                peer.name = mine.name
+            elif peer.name in taken:
                 peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
             if peer.memory is None:
-                self._held.open(peer, self.client_memory)
+                self.held.open(peer, self.client_memory)
             peer.memory.name = peer.name  # type: ignore[union-attr]
             self._peers[id(peer)] = peer
-            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
-        _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)
-        discovery.notify(self._observers, "echo_peer_connected", peer=peer)
+            self._count_workers()
+        if peer.role == "worker":
+            self._storage(peer.table or None).peer_here(peer)
+        if mine is None:
+            _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)
+            discovery.notify(self._observers, "echo_peer_connected", peer=peer)
 
     def _peer_lost(self, peer: Peer, reason: str) -> None:
         with self._lock:
             self._peers.pop(id(peer), None)
-            workers = [other for other in self._peers.values() if other.role == "worker"]
-            self._count_workers(len(workers))
-            # Ids can be given by hand, so others may have it: clients that send nothing, and connections to another table.
-            steps_end = peer.role == "worker" and all(client_number(other.id) != client_number(peer.id) for other in workers)
-        self._held.forget(peer)
+            workers = self._count_workers()
+            left = all(other.owner != peer.owner for other in self._peers.values() if other.role == "worker")
+        self.held.forget(peer)
         self._parked.forget(peer)
-        self._calls.forget(peer)
-        for table in self.tables.values():
-            if steps_end and isinstance(table, StepTable):
-                table.end_streams(peer.id)
-            if table.lease_timeout is not None:
-                table.take_back(id(peer))  # only after it was removed from the peers: see _drawn in operations/draws.py
-        _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
-        discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
+        self._calls.forget(peer, left)
+        for storage in self.storages.values():  # only after it was removed from the peers: see _drawn in echo_replay/requests/draws.py
+            storage.peer_gone(id(peer), peer.id if peer.role == "worker" else None, workers)
+        what = "left" if left else f"lost its connection to table {peer.table!r}"
+        if left or reason:
+            _log.log(logging.WARNING if reason else logging.INFO, "%s %s %s%s", peer.role, peer.name, what, f": {reason}" if reason else "")
+        if left:
+            discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
+
+    def _count_workers(self) -> list[str]:
+        """Tell the storages how many workers are connected; return the ids of their connections. `_lock` is held."""
+        connections = [peer for peer in self._peers.values() if peer.role == "worker"]
+        workers = len({peer.owner for peer in connections})
+        for storage in self.storages.values():
+            storage.count_workers(workers)
+        return [peer.id for peer in connections]
 
 
 def _has(peers: dict[int, Peer], peer: Peer) -> bool:
-    return peers.get(id(peer)) is peer
+    return any(peers.get(id(each)) is each for each in peer.connections or (peer,))

@@ -16,7 +16,7 @@ from ..base.errors import EchoError
 from ..wire.protocol import MAX_CONTROL_BYTES
 
 if TYPE_CHECKING:
-    from ..store.store import Store
+    from ..store.storage import Storage
 
 __all__ = ["ROOM", "Taps"]
 
@@ -43,7 +43,7 @@ class Taps:
         self._held = b""
         self._held_at = 0.0
 
-    def wished(self, store: Store, most: int) -> tuple[int, list[bytes]] | None:
+    def wished(self, storage: Storage, most: int) -> tuple[int, list[bytes]] | None:
         """The samples that a learner's batch has provided since the last call. Without any, it records a wish and returns None."""
         with self._lock:
             wish, self._wish = self._wish, None
@@ -51,7 +51,7 @@ class Taps:
                 return wish.granted
             if wish is None or wish.granted is not None or wish.most < most:
                 wish = _Wish(most)
-            self._wish = store._tap_wish = wish
+            self._wish = wish if storage.wish(wish) else None
         return None
 
     def hold(self, data: bytes) -> int:

@@ -22,7 +22,9 @@ from .arrays import as_array
 from .dtypes import kind_of, native
 from .structure import leaf_name
 
-__all__ = ["EXACT", "ONE_OPTIONAL", "STACKED", "LeafSpec"]
+__all__ = ["EXACT", "MAX_NDIM", "ONE_OPTIONAL", "STACKED", "LeafSpec"]
+
+MAX_NDIM = 32
 
 # Which leading axis `LeafSpec.convert` accepts. The values are those of flattener.pxd.
 EXACT = 0  # none
@@ -105,7 +107,8 @@ class LeafSpec:
             elif array.size == prod(own):
                 fix = f"if its elements are in the right order, use value.reshape({own})"
             else:
-                fix = "give that shape, or declare this one in the example at both ends"
+                fix = "give that shape, or declare this one in the example at both ends. "
+                fix += f"Payload size is {array.size * self.dtype.itemsize} bytes instead of {prod(own) * self.dtype.itemsize}"
         raise SpecError(f"{leaf_name(self.path)} must have shape {text}, got {got}; {fix}")
 
     def _check_text(self, dtype: np.dtype) -> None:

@@ -16,14 +16,14 @@ from ..base.errors import NotAnArrayError, SpecError
 from . import device, structure
 from .arrays import as_array
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
-from .leaf import LeafSpec
+from .leaf import MAX_NDIM, LeafSpec
 from .pytree.flattener import Flattener
+from .ragged_leaf import Ragged
 from .structure import leaf_name, shown
 
-__all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec"]
+__all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec", "leaf_from_json", "leaf_of"]
 
 MAX_LEAVES = 4096
-MAX_NDIM = 32
 STEP_MARK = LeafSpec("echo", (2,), np.dtype(np.uint64))  # the first leaf of what a worker sends to a table of steps
 MAX_SAMPLE_BYTES = 1 << 46  # this keeps every product of sizes within 64 bits
 
@@ -58,10 +58,7 @@ class Spec:
         self.treedef = treedef
         self.namespace = namespace
         if self.sample_bytes > MAX_SAMPLE_BYTES:
-            raise SpecError(
-                f"one sample would take {self.sample_bytes} bytes, more than {MAX_SAMPLE_BYTES}; "
-                "make the arrays of the example smaller"
-            )
+            raise SpecError(f"one sample would take {self.sample_bytes} bytes, more than {MAX_SAMPLE_BYTES}; make the arrays of the example smaller")
 
     @classmethod
     def from_example(cls, example: Any, *, namespace: str = "") -> Spec:
@@ -78,12 +75,9 @@ class Spec:
             return example
         values, treedef = optree.tree_flatten(example, namespace=namespace)
         if len(values) > MAX_LEAVES:
-            raise SpecError(
-                f"the example has {len(values)} leaves, at most {MAX_LEAVES} are carried; "
-                "stack arrays of the same shape into one"
-            )
+            raise SpecError(f"the example has {len(values)} leaves, at most {MAX_LEAVES} are carried; stack arrays of the same shape into one")
         paths = structure.leaf_paths(treedef)
-        leaves = tuple(_leaf_of(path, value) for path, value in zip(paths, values))
+        leaves = tuple(leaf_of(path, value) for path, value in zip(paths, values))
         return cls(leaves, structure.to_json(treedef), treedef, namespace)
 
     @classmethod
@@ -92,14 +86,19 @@ class Spec:
         treedef. The input is not trusted: anything but a well-formed description within the limits
         raises SpecError before memory is allocated for it."""
         try:
+            if "records" in value:
+                varying = [leaf["path"] for leaf in value["records"]["leaves"] if leaf["axis"] is not None]
+                raise SpecError(
+                    f"{leaf_name(str(varying[0])[:160])} is Ragged there, but no leaf of the example here is; give the same example at both ends"
+                )
             leaves, containers = value["leaves"], value["structure"]
             if len(leaves) > MAX_LEAVES:
                 raise SpecError(f"a spec of {len(leaves)} leaves, at most {MAX_LEAVES} are carried")
-            _check_depth(containers)
-            return cls(tuple(_leaf_from_json(leaf) for leaf in leaves), containers)
+            structure.check_depth(containers)
+            return cls(tuple(leaf_from_json(leaf) for leaf in leaves), containers)
         except SpecError:
             raise
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except (TypeError, KeyError, IndexError, ValueError, AttributeError) as error:
             raise SpecError(f"not a description of a spec: {error!r}; see Spec.to_json") from error
 
     def to_json(self) -> dict[str, Any]:
@@ -131,11 +130,13 @@ class Spec:
     def flattener(self) -> Flattener:
         """The native fast path: checks samples, finds their leaves' memory, builds batches."""
         if self.treedef is None:
-            raise SpecError(
-                "this spec came from a peer's description and has no tree to check samples "
-                "against; use Spec.from_example"
-            )
+            raise SpecError("this spec came from a peer's description and has no tree to check samples against; use Spec.from_example")
         return Flattener(self.treedef, self.leaves, self.namespace)
+
+    @property
+    def declared(self) -> tuple[tuple[LeafSpec, ...], Any]:
+        """The leaves and the containers of the example, which `difference` compares. What travels may be something else: see `ChunkSpec`."""
+        return self.leaves, self.structure
 
     def check(self, sample: Any) -> None:
         """Raise SpecError that names the first leaf of `sample` that does not fit."""
@@ -157,29 +158,33 @@ class Spec:
                 f"the samples {stepped} are steps of episodes and those {plain} are plain samples; a client of a table of steps (items=...) "
                 "is given Steps(example), and a client of any other table the example itself"
             )
-        mine = {leaf.path: leaf for leaf in self.leaves}
-        theirs = {leaf.path: leaf for leaf in other.leaves}
+        (own, containers), (others, other_containers) = self.declared, other.declared
+        if bool(own) != bool(others):
+            full, some, none = (own, here, there) if own else (others, there, here)
+            return (
+                f"{leaf_name(full[0].path)} ({full[0]}) is declared {some} but not {none}, where samples have no leaves; a server that was "
+                "made without an example takes no samples, and its clients have an empty example: Client(address, ())"
+            )
+        mine = {leaf.path: leaf for leaf in own}
+        theirs = {leaf.path: leaf for leaf in others}
         for path, leaf in mine.items():
             twin = theirs.get(path)
             if twin is None:
                 extra = [name for name in theirs if name not in mine]
                 but = f", which has {shown(extra[0])} instead" if extra else ""
                 return f"{leaf_name(path)} ({leaf}) is declared {here} but not {there}{but}"
-            if str(leaf) != str(twin) or leaf != twin:
+            if (str(leaf), leaf.shape, leaf.dtype) != (str(twin), twin.shape, twin.dtype):
                 return f"{leaf_name(path)} is {leaf} {here} but {twin} {there}"
         for path, leaf in theirs.items():
             if path not in mine:
                 return f"{leaf_name(path)} ({leaf}) is declared {there} but not {here}"
-        for one, two in zip(self.leaves, other.leaves):
+        for one, two in zip(own, others):
             if one.path != two.path:
                 return (
                     f"the leaves are the same but {shown(one.path)} comes where {shown(two.path)} "
                     f"comes {there}; use plain dicts, whose keys are sorted, at both ends"
                 )
-        return (
-            f"the arrays are the same but their containers differ: {_short(self.structure)} "
-            f"{here}, {_short(other.structure)} {there}"
-        )
+        return f"the arrays are the same but their containers differ: {_short(containers)} {here}, {_short(other_containers)} {there}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self.fingerprint == other.fingerprint
@@ -197,7 +202,7 @@ class Spec:
 
 
 def _step_in(spec: Spec) -> Spec | None:
-    """Return what the user calls a step, if this is the spec of a step with its mark (store/steps/steps.py has it); otherwise None."""
+    """Return what the user calls a step, if this is the spec of a step with its mark (steps/steps.py in echo_replay has it); otherwise None."""
     containers: Any = spec.structure  # a peer may have sent anything
     entries = containers.get("dict") if isinstance(containers, dict) else None
     if spec.leaves[:1] != (STEP_MARK,) or not isinstance(entries, list) or len(entries) != 2:
@@ -209,18 +214,19 @@ def _step_in(spec: Spec) -> Spec | None:
     return Spec(leaves, step[1])
 
 
-def _leaf_of(path: str, value: Any) -> LeafSpec:
+def leaf_of(path: str, value: Any) -> LeafSpec:
+    """Return the leaf that this value of an example declares. Raises SpecError, as `Spec.from_example` does."""
     where = f"{leaf_name(path)} of the example"
-    if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
-        value, np.generic
-    ):
+    if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(value, np.generic):
         like = {bool: "bool_", int: "int64", float: "float32", complex: "complex64"}
         hint = f"np.{like.get(type(value), 'array')}({value!r:.40})"
         if isinstance(value, (str, bytes)):
             hint = f"np.array({value!r:.40}, dtype='{'U' if isinstance(value, str) else 'S'}32')"
-        raise NotAnArrayError(
-            f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype "
-            f"to be guessed; say it, for instance {hint}"
+        raise NotAnArrayError(f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype to be guessed; say it, for instance {hint}")
+    if isinstance(value, Ragged):
+        raise SpecError(
+            f"{where} is Ragged, and here all samples have one size; samples of varying length are sent to a table, or to a server without tables, "
+            "whose example has the Ragged leaf"
         )
     array = as_array(value, where)
     if isinstance(array, device.Lent):
@@ -229,13 +235,12 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
     if reason is not None:
         raise SpecError(f"{where}: {reason}")
     if array.ndim > MAX_NDIM:
-        raise SpecError(
-            f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some"
-        )
+        raise SpecError(f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some")
     return LeafSpec(path, array.shape, native(array.dtype), swapped=not array.dtype.isnative)
 
 
-def _leaf_from_json(value: Any) -> LeafSpec:
+def leaf_from_json(value: Any) -> LeafSpec:
+    """Do the inverse of an entry of `Spec.to_json`. The input is not trusted; raises SpecError."""
     path, shape = value["path"], value["shape"]
     if not isinstance(path, str) or len(path) > 4096:
         raise SpecError("a leaf's path must be text of at most 4096 characters")
@@ -245,20 +250,6 @@ def _leaf_from_json(value: Any) -> LeafSpec:
     if dtype.hasobject or dtype.subdtype is not None:
         raise SpecError(f"{leaf_name(path)}: {dtype} is not a dtype Echo carries")
     return LeafSpec(path, tuple(shape), dtype)
-
-
-def _check_depth(containers: Any) -> None:
-    level = [containers]
-    for _ in range(3 * structure.MAX_DEPTH + 3):  # up to three JSON levels per container
-        level = [
-            child
-            for node in level
-            if isinstance(node, (list, dict))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
-        if not level:
-            return
-    raise SpecError(f"containers nested more than {structure.MAX_DEPTH} deep")
 
 
 def _canonical(value: Any) -> str:

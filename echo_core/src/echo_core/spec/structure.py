@@ -18,7 +18,7 @@ from optree import PyTreeKind as Kind
 from ..base.errors import SpecError, did_you_mean
 from ..base.foreign_text import escaped
 
-__all__ = ["MAX_DEPTH", "dict_order", "explain", "leaf_name", "leaf_paths", "rebuilt", "to_json"]
+__all__ = ["MAX_DEPTH", "check_depth", "dict_order", "explain", "leaf_name", "leaf_paths", "rebuilt", "to_json"]
 
 MAX_DEPTH = 64  # of containers; far above any real tree, far below the C stack
 
@@ -120,6 +120,16 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
         return {"named": _class_of(node).__name__, "fields": fields}
 
     return walk(treedef)
+
+
+def check_depth(containers: Any) -> None:
+    """Raise SpecError if the result of `to_json`, which a peer sent, is nested deeper than that of any tree here."""
+    level = [containers]
+    for _ in range(3 * MAX_DEPTH + 3):  # up to three JSON levels per container
+        level = [child for node in level if isinstance(node, (list, dict)) for child in (node.values() if isinstance(node, dict) else node)]
+        if not level:
+            return
+    raise SpecError(f"containers nested more than {MAX_DEPTH} deep")
 
 
 def rebuilt(structure: Any, leaves: Sequence[Any]) -> Any:

@@ -5,6 +5,7 @@ from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.spec.sample_labels cimport Labels
 from echo_core.base.memory.page_lock cimport PageLock
 from echo_core.store.door.echo_run cimport echo_run
+from echo_core.store.storage cimport Storage
 
 cdef extern from "store/local_insert.hpp" namespace "echo" nogil:
     # Call it with the GIL, which it releases for large copies. `claimed`: a run that the first samples go into, or NULL.
@@ -14,7 +15,7 @@ cdef extern from "store/local_insert.hpp" namespace "echo" nogil:
 # The argument for `Ring.lock_pages` and `Table.lock_pages`; `place` is a `cuda.Place`.
 cdef PageLock page_lock(object place)
 
-cdef class LocalInsert:
+cdef class LocalInsert(Storage):
     cdef Door* door                  # of the store behind it: for writes to a slot that do not use copy_now
     cdef Flattener flattener
     cdef uint32_t leaves
@@ -30,6 +31,7 @@ cdef class LocalInsert:
 
     # The following methods depend on the store; each kind of store overrides them.
     cdef int check(self) except -1
+    cdef Door* door_for(self) except NULL
     cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed)
     cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil
     cdef int wait_space(self, int64_t timeout_ns) noexcept nogil

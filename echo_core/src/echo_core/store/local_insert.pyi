@@ -2,9 +2,10 @@ import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from .sampler import Priorities
+from .storage import Storage
 
 @disjoint_base
-class LocalInsert:
+class LocalInsert(Storage):
     @property
     def refuses_zero(self) -> bool: ...
 

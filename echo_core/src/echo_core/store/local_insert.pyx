@@ -20,8 +20,8 @@ cdef enum:
     HELD_BYTES = 32768  # larger samples are copied without the GIL (local_insert.hpp), so we hold references to their arrays
 
 
-cdef class LocalInsert:
-    """Base of the stores. The methods that differ between them are overridden."""
+cdef class LocalInsert(Storage):
+    """A storage into which samples of this process are copied. The methods that differ between storages are overridden."""
 
     cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1:
         cdef const void* inline_data[INLINE_LEAVES]
@@ -142,6 +142,11 @@ cdef class LocalInsert:
 
     cdef int check(self) except -1:
         """Raises an error if the store cannot be used at all."""
+
+    cdef Door* door_for(self) except NULL:
+        """Returns the door for writes to a slot; it stays the storage's."""
+        self.check()
+        return self.door
 
     cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
         return 0

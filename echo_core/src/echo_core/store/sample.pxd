@@ -1,18 +1,9 @@
-from echo_core.store.replay.table cimport Batch, Table
 from echo_core.store.stream.ring cimport Counters, Ring
 from echo_core.store.histogram cimport HistogramSnapshot
 
 cdef class StreamLease:
     cdef Ring* ring
     cdef int buffer
-
-cdef class ReplayLease:
-    cdef Table* table
-    cdef Batch* batch
-    cdef dict columns(self)
-
-cdef class DrawColumnsCopy:
-    cdef dict arrays
 
 cdef class SampleInfo:
     cdef Ring* ring
@@ -26,7 +17,6 @@ cdef class Sample:
     cdef object column(self, str name)
 
 cdef StreamLease stream_lease(Ring* ring, int buffer)
-cdef ReplayLease replay_lease(Table* table, Batch* batch)
 cdef Sample new_sample(Ring* ring, object batch)
 cdef Sample replay_sample(object batch, object info, object lease)
 cdef object snapshot(HistogramSnapshot s)

@@ -7,16 +7,6 @@ import numpy.typing as npt
 @final
 class StreamLease: ...
 
-@final
-class ReplayLease:
-    def draw_columns(self) -> dict[str, npt.NDArray[Any]]: ...
-    def copied(self) -> DrawColumnsCopy: ...
-
-@final
-class DrawColumnsCopy:
-    def draw_columns(self) -> dict[str, npt.NDArray[Any]]: ...
-    def copied(self) -> DrawColumnsCopy: ...
-
 class HistSnapshot(NamedTuple):
     count: int  # type: ignore[assignment]
     min_ns: int

@@ -2,16 +2,10 @@
 """What `Server.sample()` returns: a batch, and figures about the store. The lease that keeps the batch's memory is in lease.pxi."""
 from typing import NamedTuple
 
-import numpy as np
-
 cimport cython
 
-from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.replay.table cimport Batch, Table
 from echo_core.store.stream.ring cimport Counters, Ring
 from echo_core.store.histogram cimport HistogramSnapshot
-
-from echo_core.spec.spec import Spec
 
 include "lease.pxi"
 

@@ -21,13 +21,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import DuplicateKeyError, PluginError, UnknownKeyError
 from ..base.option_reader import build_options, fault_of_options
+from ..base.returned import without_init
 from ..spec.arrays import as_float64, as_numbers
 
 __all__ = ["Keys", "Priorities", "Sampler", "check_held", "check_keys", "check_new", "check_priorities"]
@@ -78,6 +79,11 @@ class Sampler(ABC):
             ConfigError: an option is unknown, missing or of the wrong type.
         """
         self.options = build_options(type(self).Options, options, type(self).__name__)
+
+    if not TYPE_CHECKING:  # a type checker would take every attribute for known
+
+        def __getattr__(self, name: str) -> Any:
+            return without_init(self, name)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,7 +1,6 @@
 from typing_extensions import disjoint_base
 
-from .replay.keyed_table import KeyedTable
-from .store import Store
+from .storage import Storage
 
 @disjoint_base
 class Slot:
@@ -14,4 +13,4 @@ class Slot:
 @disjoint_base
 class LeafBytes: ...
 
-def claim(store: Store | KeyedTable, timeout: float | None = 30.0, labelled: bool = False) -> Slot: ...
+def claim(storage: Storage, timeout: float | None = 30.0) -> Slot: ...

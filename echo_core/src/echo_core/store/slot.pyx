@@ -4,9 +4,8 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t
 
 from echo_core.store.door.door cimport Door
-from echo_core.store.replay.keyed_table cimport KeyedTable
 from echo_core.store.door.echo_run cimport echo_run
-from echo_core.store.store cimport Store
+from echo_core.store.local_insert cimport LocalInsert
 
 cdef enum:
     OPEN
@@ -100,27 +99,18 @@ cdef class LeafBytes:
         self.slot.views -= 1
 
 
-def claim(store not None, timeout=30.0, labelled=False) -> Slot:
-    """Claim one slot of a `Store` or a `ReplayTable`, waiting up to `timeout` seconds (None: for ever).
-
-    labelled: the slot has one leaf more, for a table's labelled connections (labels.py).
+def claim(storage, timeout=30.0) -> Slot:
+    """Claim one slot of a storage, waiting up to `timeout` seconds (None: for ever).
 
     Raises:
-        EchoTimeoutError: the store stayed full. ClosedError: the store is closed.
+        EchoTimeoutError: the storage stayed full. ClosedError: it is closed.
     """
     cdef Slot slot = Slot.__new__(Slot)
     cdef echo_run run
-    cdef KeyedTable table
-    if isinstance(store, Store):
-        table = (<Store>store).replay
-    else:
-        table = <KeyedTable?>store
-    if table is None:
-        (<Store>store).wait_claim(1, &run, timeout, "claim()")
-        slot.door = (<Store>store).door
-    else:
-        table.wait_claim(1, &run, timeout, "claim()")
-        slot.door = table.labelled_door() if labelled else table.door
+    cdef LocalInsert into = <LocalInsert?>storage
+    cdef Door* door = into.door_for()
+    into.wait_claim(1, &run, timeout, "claim()")
+    slot.door = door
     slot.door.retain()
     slot.run = run
     slot.state = OPEN

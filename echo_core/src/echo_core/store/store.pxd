@@ -1,10 +1,10 @@
-from echo_core.store.replay.replay_table cimport ReplayTable
-from echo_core.store.stream.stream cimport Stream
+from echo_core.store.storage cimport Storage
 
-cdef class Store(Stream):
-    cdef int generation
-    cdef ReplayTable replay         # the first of the tables; None if this is a stream
-    cdef readonly dict tables
+cdef class Store:
+    cdef int generation             # how many forks there were when it was opened; -1 before that
+    cdef Storage first              # where everything goes that names no table
+    cdef readonly dict storages
+    cdef readonly dict tables       # those of the storages that are replay tables
     cdef object __weakref__
-    cdef ReplayTable table_of(self, object name)
-    cdef int refuse_twice(self) except -1
+    cdef Storage storage_of(self, object name)
+    cdef int refuse(self) except -1

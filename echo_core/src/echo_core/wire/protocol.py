@@ -20,8 +20,14 @@ in the learner's store. The learner's first frame is an ACK, which says where to
 is above every number that the worker has used, the worker's next sample gets number `seq + 1`.
 The `count` of an ACK says how many connections send samples at this time, or 0 if that is not
 known; if there are many, workers on the learner's machine keep fewer unacknowledged samples.
+A learner's BYE with the flag ENDED says that the job has ended, so the worker does not connect again.
 A DATA frame with the flag MORE need not be acknowledged immediately: another frame always follows,
 and a frame without the flag comes before the worker's window is full.
+In a DATA frame with the flag LABELS, 16 bytes for each sample follow the leaves: its priority and
+policy version (labels.py). Only a learner that said in the handshake that it takes labels gets such a frame.
+
+The first SUBSCRIBE of a connection asks for weights, and later ones change nothing of that. Each says by its flag
+WAITING whether a call of the worker waits for weights now. The learner only shows this.
 
 The JSON of a CONTROL request is `{"op": str, "body": object}`. The JSON of its answer (flag REPLY) is
 `{"body": object}` or `{"error": text, "type": name of a class in echo_core.base.errors}`.
@@ -47,9 +53,15 @@ if TYPE_CHECKING:
     from .weights import PackedWeights
 
 __all__ = [
+    "CLOSING",
+    "DRAINING",
+    "ENDED",
     "FIRST",
     "HEADER",
     "HEADER_BYTES",
+    "JOB_ENDED",
+    "LABELS",
+    "LABEL_BYTES",
     "LAST",
     "MAX_CHUNK_BYTES",
     "MAX_CONTROL_BYTES",
@@ -64,8 +76,10 @@ __all__ = [
     "TO_WORKER",
     "U32",
     "U64",
+    "WAITING",
     "Blob",
     "Buffer",
+    "Farewell",
     "Header",
     "Kind",
     "WeightsAssembler",
@@ -88,13 +102,14 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 Blob = Buffer | Sequence[Buffer]  # in an answer, several buffers follow one another
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 6
 HEADER: Final = Struct("<BBHIQQ")
 HEADER_BYTES: Final = HEADER.size  # 24
 U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 
-MAX_DATA_BYTES: Final = 16 << 20  # the most bytes of one DATA payload, unless a single sample is larger
+MAX_DATA_BYTES: Final = 16 << 20  # the most bytes of the samples of one DATA frame without labels, unless a single sample is larger
+LABEL_BYTES: Final = 16  # of one sample
 MAX_DATA_COUNT: Final = 65536  # the most samples of one DATA frame
 MAX_CONTROL_BYTES: Final = 1 << 20
 MAX_CHUNK_BYTES: Final = 256 << 10  # the most bytes of one WEIGHTS frame; an ACK never waits for more than these
@@ -117,13 +132,16 @@ REPLY: Final = 1  # CONTROL, PING
 LAST: Final = 1  # WEIGHTS
 FIRST: Final = 2  # WEIGHTS
 MORE: Final = 1  # DATA
+LABELS: Final = 2  # DATA
+ENDED: Final = 1  # BYE of a learner
+WAITING: Final = 1  # SUBSCRIBE
 
 TO_LEARNER: Final = frozenset(
     {Kind.DATA, Kind.CONTROL, Kind.RECEIPT, Kind.SUBSCRIBE, Kind.PING, Kind.BYE}
 )
 TO_WORKER: Final = frozenset({Kind.ACK, Kind.CONTROL, Kind.WEIGHTS, Kind.PING, Kind.BYE})
 
-_FLAGS: Final = {Kind.DATA: MORE, Kind.CONTROL: REPLY, Kind.PING: REPLY, Kind.WEIGHTS: FIRST | LAST}
+_FLAGS: Final = {Kind.DATA: MORE | LABELS, Kind.CONTROL: REPLY, Kind.PING: REPLY, Kind.WEIGHTS: FIRST | LAST, Kind.SUBSCRIBE: WAITING}
 _LENGTHS: Final = {  # least and most bytes of payload; DATA depends on the spec
     Kind.ACK: (0, 0),
     Kind.CONTROL: (U32.size, MAX_CONTROL_BYTES),
@@ -163,12 +181,12 @@ def parse_header(data: Buffer, sample_bytes: int, allowed: frozenset[Kind]) -> H
         raise ProtocolError(f"received a frame of unknown kind {number}") from None
     if kind not in allowed:
         raise ProtocolError(f"received a {kind.name} frame, which may travel only in the other direction")
-    if flags & ~_FLAGS.get(kind, 0) or table:
+    if flags & ~(ENDED if kind is Kind.BYE and Kind.ACK in allowed else _FLAGS.get(kind, 0)) or table:
         raise ProtocolError(f"{kind.name} frame with unknown flags {flags:#x} or table {table}")
     if seq > MAX_NUMBER:
         raise ProtocolError(f"{kind.name} frame with number {seq}, beyond 2**63 - 1")
     if kind is Kind.DATA:
-        _check_data(count, seq, length, sample_bytes)
+        _check_data(count, seq, length, sample_bytes, LABEL_BYTES if flags & LABELS else 0)
     else:
         least, most = _LENGTHS[kind]
         if (count and kind is not Kind.ACK) or not least <= length <= most:
@@ -179,14 +197,15 @@ def parse_header(data: Buffer, sample_bytes: int, allowed: frozenset[Kind]) -> H
     return Header(kind, flags, count, seq, length)
 
 
-def _check_data(count: int, seq: int, length: int, sample_bytes: int) -> None:
+def _check_data(count: int, seq: int, length: int, sample_bytes: int, label_bytes: int) -> None:
     if not 1 <= count <= MAX_DATA_COUNT or seq < 1 or seq + count > MAX_NUMBER:
         raise ProtocolError(f"DATA frame of {count} samples from number {seq}")
-    if length != count * sample_bytes:
+    if length != count * (sample_bytes + label_bytes):
+        labels = f" and labels of {label_bytes} bytes each" if label_bytes else ""
         raise ProtocolError(
-            f"DATA frame of {length} bytes for {count} samples of {sample_bytes} bytes"
+            f"DATA frame of {length} bytes for {count} samples of {sample_bytes} bytes{labels}"
         )
-    if length > max(MAX_DATA_BYTES, sample_bytes):
+    if count * sample_bytes > max(MAX_DATA_BYTES, sample_bytes):
         raise ProtocolError(f"DATA frame of {length} bytes, more than {MAX_DATA_BYTES}")
 
 
@@ -198,6 +217,29 @@ def max_count(sample_bytes: int) -> int:
 def frame(kind: int, payload: bytes = b"", *, flags: int = 0, seq: int = 0) -> bytes:
     """A whole small frame (everything but DATA and WEIGHTS) as one bytes object."""
     return pack_header(kind, flags=flags, seq=seq, length=len(payload)) + payload
+
+
+class Farewell(NamedTuple):
+    """What a listener that closes tells its clients: whether the learner may come back.
+
+    Attributes:
+        text: the reason, for people.
+        code: of the refusal of a client that is in its handshake.
+        flags: of the BYE frame for a client that is connected.
+    """
+
+    text: str
+    code: str
+    flags: int
+
+    def frame(self) -> bytes:
+        """The BYE frame."""
+        return frame(Kind.BYE, self.text.encode(), flags=self.flags)
+
+
+CLOSING: Final = Farewell("the learner is closing", "shutdown", 0)
+DRAINING: Final = Farewell("the learner is draining", "shutdown", 0)
+JOB_ENDED: Final = Farewell("the learner has ended the job", "ended", ENDED)
 
 
 # ----------------------------------------------------------------------------- JSON and CONTROL

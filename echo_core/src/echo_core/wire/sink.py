@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..base.memory.client_memory import ClientMemory
     from ..spec.spec import Spec
-    from ..store.shared.shared_store import SharedStore
     from ..store.slot import Slot
     from .identity import Identities
     from .later import Later
@@ -27,21 +26,26 @@ class Sink(ABC):
     called from any thread. Once the server is gone, methods raise ClosedError, except that the reporting ones do nothing.
 
     Attributes:
-        spec: the `Spec` that every sample must match. It includes labels if the table keeps policy versions; see labels.py.
+        spec: the `Spec` that every sample must match; it has no leaves if the server takes no samples.
         incarnation: 32 hex digits, new for every server. By them, workers distinguish a restarted learner from a dropped connection.
         identities: which connections hold which client ids, over all listeners; see identity.py.
         native: PyCapsule "echo_core.store" for the native interface (include/echo_capi.h); it keeps the store's memory alive.
+        labelled: the same with one more leaf, which holds the labels of samples that have some (labels.py): claim slots by either, and commit
+            samples with labels by this one. None if the store takes no labels.
         table_name: the name of this sink's replay table; "" is the first table, or the stream.
         tables: the `Spec` of each replay table that clients may name in their handshake; empty for a stream. `spec`, `native` and
             `claim` belong to the first table.
+        labels: the names of those tables that take labels; "" is among them if the first one does.
     """
 
     spec: Spec
     incarnation: str
     identities: Identities
     native: object
+    labelled: object | None
     table_name: str
     tables: dict[str, Spec]
+    labels: frozenset[str]
 
     @property
     @abstractmethod
@@ -79,11 +83,13 @@ class Sink(ABC):
             UnknownTableError: the server has no such table.
         """
 
+    @property
     @abstractmethod
-    def shared(self, claim_timeout: float) -> SharedStore | None:
-        """The store as memory to which other processes can write; None if it lies in private memory.
+    def memory(self) -> tuple[int, int, int] | None:
+        """The store as memory to which other processes can write: `(fd, nbytes, address)` of its memfd and of where this process has mapped it.
 
-        `claim_timeout` is in seconds: a claim that delays its batch for longer is revoked.
+        None if it lies in private memory. The size is sealed; store/stream/area.hpp says what lies where. Duplicate `fd`, which the server closes, and
+        retain `native` for as long as you use the address.
         """
 
     @abstractmethod

@@ -5,12 +5,12 @@ A `Transport` has two ends. Its *listener* runs in the learner's process and put
 the learner's store. Weights travel down and are confirmed by a receipt. Small control messages travel
 both ways. Each end also counts what it does.
 
-A transport over a reliable byte stream needs less code: `echo_core.wire.channel` implements
+A transport over a reliable byte stream needs less code: `echo_net.channel` implements
 everything below over an object that can send and receive bytes. See also docs/plugins/transport.md.
 
 Duties of every transport
 -------------------------
-1. **Nothing before the handshake.** Both ends run `echo_core.wire.handshake` (or its equal): protocol
+1. **Nothing before the handshake.** Both ends run `echo_net.handshake` (or its equal): protocol
    version, role, authentication, spec. A mismatch is an error at both ends that names the leaf.
 2. **An acknowledgement means committed.** A sample is acknowledged only after `slot.commit()`.
    The worker keeps samples that are not acknowledged and sends them again after a reconnect. The
@@ -44,6 +44,7 @@ Errors
 * `SecurityError`: a token is wrong, or an address would be exposed.
 * `HandshakeRefused`: the other end refused the connection (`.code`).
 * `ProtocolError`: the other end broke the wire format.
+* `JobEnded`: the learner has ended the job. Every later call but `stats` raises it at once, and `ended` is true.
 * `ConnectionClosedError`: the other end is gone for good, or the time of a wait is over without a connection.
 * `EchoTimeoutError`: the time of a wait is over.
 * `ClosedError`: the object was used after its `close()`.
@@ -61,15 +62,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from ..base.errors import ConfigError, PluginError
-from ..base.option_reader import Text, build_options, fault_of_options
+from ..base.address import refuse_host_and_port
+from ..base.errors import ConfigError, EchoError, PluginError
+from ..base.option_reader import Text, build_options, fault_of_options, option_fields
+from ..base.returned import without_init
 from ..base.transport_options import ConnectOptions, ListenOptions
 from ..store.store_memory import StoreMemory
 from .peer import Peer
 from .weights import PACKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -120,6 +123,11 @@ class Transport(ABC):
         self.check_class()
         self.options: Any = build_options(self.Options, options, self.scheme)
 
+    if not TYPE_CHECKING:  # a type checker would take every attribute for known
+
+        def __getattr__(self, name: str) -> Any:
+            return without_init(self, name)
+
     @classmethod
     def check_class(cls) -> None:
         """Check what a subclass has to declare. Raises PluginError, which names what is missing and how to add it."""
@@ -156,6 +164,10 @@ class Transport(ABC):
             raise ConfigError(f"the token in {_shown(address)} would be shown wherever the address is; set ECHO_TOKEN or ECHO_TOKEN_FILE, or give token=")
         if "resolve" in address.options:
             raise ConfigError(f"resolve in {_shown(address)} is no text but a function; give it in code: Client(..., resolve=...)")
+        if "connect_timeout" in address.options:
+            raise ConfigError(f"connect_timeout in {_shown(address)}: a client connects within its timeout; give that one")
+        known = option_fields(cls.ConnectOptions)
+        refuse_host_and_port("Client", "address=", address, *(None if name in known else options.get(name) for name in ("host", "port")))
         return build_options(cls.ConnectOptions, _texts(address) | options, cls.scheme)
 
     @abstractmethod
@@ -171,8 +183,8 @@ class Transport(ABC):
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         """Open the worker's end; returns after the handshake.
 
-        If the learner is not there yet, or answers "busy" or "shutdown", it is tried again with backoff
-        until `timeout`. Then EchoTimeoutError with the last reason is raised, or that HandshakeRefused.
+        If the learner is not there yet, or answers "busy", "shutdown" or "ended", it is tried again with backoff
+        until `connect_seconds` of the options are over. Then EchoTimeoutError with the last reason is raised, or that HandshakeRefused.
         SpecError, SecurityError, ProtocolError and any other HandshakeRefused are raised at once.
         """
 
@@ -234,6 +246,11 @@ class Listener(ABC):
         """As `close`, but clients are told that the learner is draining: another one may take its place. This default implementation closes."""
         self.close(timeout)
 
+    def end_job(self, timeout: float | None = None) -> None:
+        """As `close`, but clients are told that the job has ended, and do not connect again: see `wire.protocol.Farewell`. This default implementation
+        closes, and clients then try to connect again until their `timeout` is over."""
+        self.close(timeout)
+
     def __enter__(self) -> Listener:
         return self
 
@@ -244,20 +261,26 @@ class Listener(ABC):
 class Connection(ABC):
     """The worker's end: one session with one learner, across reconnects."""
 
-    @abstractmethod
-    def send(self, sample: Any, timeout: float | None = None) -> None:
-        """Take one sample. It is copied, so its arrays may be changed at once. Waits while the window of
-        unacknowledged samples is full."""
+    @property
+    def takes_labels(self) -> bool:
+        """Whether samples of this connection may have labels (labels.py): the learner said so in the handshake. This default implementation
+        says no, and then the labels of the methods below are always None."""
+        return False
 
     @abstractmethod
-    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+    def send(self, sample: Any, timeout: float | None = None, label: bytes | None = None) -> None:
+        """Take one sample. It is copied, so its arrays may be changed at once. Waits while the window of
+        unacknowledged samples is full. `label`: its labels, 16 bytes, or None."""
+
+    @abstractmethod
+    def send_batch(self, samples: Any, timeout: float | None = None, labels: bytes | None = None) -> None:
         """Take N samples at once: the tree of `send`, with every leaf of shape (N, *leaf.shape). It takes
         all or none: it waits for room for the whole batch (a batch that is larger than the window waits
-        for an empty window). N = 0 does nothing."""
+        for an empty window). N = 0 does nothing. `labels`: their labels, 16 bytes each, or None."""
 
-    def reserve(self, timeout: float | None = None) -> Reservation | None:
+    def reserve(self, timeout: float | None = None, label: bytes | None = None) -> Reservation | None:
         """Memory for one sample, to be filled in place and sent without a copy: see `Client.reserve`. None: the transport cannot lend
-        memory, so the client lends its own, which `send` copies."""
+        memory, so the client lends its own, which `send` copies. `label`: as in `send`."""
         return None
 
     @abstractmethod
@@ -301,11 +324,24 @@ class Connection(ABC):
         """Flat counters: at least samples, bytes_sent, acknowledged, unacknowledged, reconnects,
         learner_restarts, connected, weights_version, send_blocked."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the learner has ended the job. This default implementation never knows it."""
+        return False
+
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
         """Deliver all taken samples, send BYE, and release everything. Idempotent. Raises
         EchoTimeoutError or ConnectionClosedError with the number of samples that were not acknowledged;
-        the connection is closed even then. If Ctrl-C ended it, the next call raises that error."""
+        the connection is closed even then. If Ctrl-C ended it, the next call raises that error. After the end of the job it raises JobEnded
+        if samples were not acknowledged and no call has raised JobEnded before."""
+
+    def leftovers(self) -> Sequence[tuple[int, Buffer, bool]]:
+        """The samples that were taken and are not acknowledged, oldest first, after `close` has returned or raised: parts of
+        `(count, payload, labelled)`. A payload has, for each leaf, that leaf of all its samples; if it is `labelled`, their labels come last,
+        16 bytes each (all ones: it has none). Every call returns the same. This default implementation raises EchoError.
+        """
+        raise EchoError(f"{type(self).__name__} cannot hand out samples that were not delivered; its transport lacks leftovers()")
 
     def __enter__(self) -> Connection:
         return self

@@ -232,13 +232,16 @@ def learner_of(meta: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def verify(meta: bytes, payload: Any) -> int:
+def verify(meta: bytes, payload: Any, number: int | None = None) -> int:
     """Check all bytes of a version that has arrived, and return its digest.
 
-    Raises ProtocolError if the bytes are not the packed ones.
+    Raises ProtocolError if the bytes are not the packed ones, or if the version is not `number`.
     """
     try:
-        return _opened(meta, payload)[3]
+        _, _, version, found = _opened(meta, payload)
+        if number not in (None, version):
+            raise ProtocolError(f"weights {version} arrived as version {number}: bytes were damaged on their way")
+        return found
     except (ProtocolError, SpecError):
         raise
     except _MALFORMED as error:
@@ -271,7 +274,7 @@ def _same(version: Any, claimed: int, found: int) -> None:
     if found != claimed or type(version) is not int:
         raise ProtocolError(
             f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
-            f"but {claimed:016x} was published; ask for the weights again"
+            f"but {claimed:016x} was published"
         )
 
 

@@ -19,13 +19,13 @@ import optree
 
 import echo_core
 from echo_core import __version__
-from echo_core.base.address import Address, is_loopback_host
-from echo_core.base.errors import EchoError
+from echo_core.base.address import Address
+from echo_core.base.errors import EchoError, SecurityError
 from echo_core.base.installing import how_to_install
 from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
 from echo_core.plugins import discovery
-from echo_core.security.tokens import default_token_path, find_token
+from echo_core.security.tokens import default_token_path, find_token, how_to_copy
 from echo_core.wire.transport import Finding
 
 from ..output import console, json_option, print_json
@@ -202,13 +202,6 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
             yield Finding(FAILURE, "name", f"{address.host}: {error.strerror or error}", "check the spelling, or use an IP address")
             return
         yield Finding(OK, "name", f"{address.host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}")
-        if not is_loopback_host(address.host) and "ECHO_TOKEN" not in os.environ and "ECHO_TOKEN_FILE" not in os.environ:
-            yield Finding(
-                WARNING,
-                "token",
-                "the server is on another machine, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set",
-                "copy the learner's token file here",
-            )
     way = discovery.transport_class(address.scheme)
     before = set(way.findings())
     start = time.monotonic()
@@ -239,6 +232,8 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
 
 
 def _remedy(error: Exception, address: Address) -> str:
+    if isinstance(error, SecurityError) and "is not the learner's" in str(error) and not {"ECHO_TOKEN", "ECHO_TOKEN_FILE"}.intersection(os.environ):
+        return how_to_copy(address.host or "LEARNER", default_token_path())
     if isinstance(error, (TimeoutError, ConnectionRefusedError)):
         return f"is the server running there? try: nc -vz {address.host} {address.port}"
     return ""

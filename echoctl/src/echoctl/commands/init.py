@@ -14,7 +14,7 @@ from echo_core.base.writing import writing
 from echo_core.plugins.hookspecs import PLUGIN_API
 
 from ..output import json_option, print_json
-from ..scaffold import SAMPLER, SHARED, TRANSPORT
+from ..scaffold import CONTRACTS, SAMPLER, SHARED, TRANSPORT
 
 __all__ = ["command"]
 
@@ -41,13 +41,17 @@ def plugin(kind: str, name: str, folder: Path | None, as_json: bool) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} exists and is not empty; give another folder with --dir")
     major, minor, *_ = __version__.split(".")
+    kit = "echo-core[net,testing,samplers]" if kind == "transport" else "echo-core[testing,samplers]"
+    needed = ["echo-core", "echo-net" if kind == "transport" else "echo-replay"]
     words = {
         "@name@": name,
         "@Name@": "".join(part.capitalize() for part in name.split("_")),
         "@dist@": f"echo-{name.replace('_', '-')}",
         "@api@": str(PLUGIN_API),
-        "@core@": f"echo-core>={major}.{minor},<{major}.{int(minor) + 1}",
+        "@needs@": ", ".join(f'"{name}>={major}.{minor},<{major}.{int(minor) + 1}"' for name in needed),
+        "@kit@": kit,
         "@kind@": kind,
+        "@contract@": CONTRACTS[kind],
     }
     files = {**SHARED, **(TRANSPORT if kind == "transport" else SAMPLER)}
     made = []
@@ -59,8 +63,7 @@ def plugin(kind: str, name: str, folder: Path | None, as_json: bool) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
         made.append(str(target))
-    kit = how_to_install("echo-core[testing,samplers]")
-    steps = [f"# if the kit or the samplers are missing: {kit}", f"pip install -e {folder}", f"python -m pytest {folder}"]
+    steps = [f"# if the kit or the samplers are missing: {how_to_install(kit)}", f"pip install -e {folder}", f"python -m pytest {folder}"]
     if as_json:
         print_json({"folder": str(folder), "files": made, "next": steps})
     else:

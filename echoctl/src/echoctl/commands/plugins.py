@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -166,7 +168,7 @@ def _nothing_to_check(package: str) -> PluginError:
 def _run(command_line: list[str], folder: str | None, progress: Path, timeout: float, quiet: bool) -> bool:
     """Run the kit. False if it took too long and was killed, with all processes that it had started."""
     env = {**os.environ, FILE: str(progress)}
-    with open(progress.with_name("output"), "wb") as output:
+    with _sigterm_raises(), open(progress.with_name("output"), "wb") as output:
         kit = subprocess.Popen(command_line, cwd=folder, env=env, stdout=output if quiet else None, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             kit.wait(timeout)
@@ -177,6 +179,21 @@ def _run(command_line: list[str], folder: str | None, progress: Path, timeout: f
             with suppress(ProcessLookupError):
                 os.killpg(kit.pid, signal.SIGKILL)
             kit.wait()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Within the block, SIGTERM and SIGHUP raise SystemExit. By default they would end this process at once, and the kit would go on without it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(package: str, result: dict[str, Any]) -> None:
@@ -196,7 +213,7 @@ def _report(package: str, result: dict[str, Any]) -> None:
 _CONTRACT = '''"""Made by `echoctl plugins check`."""
 
 from echo_core.plugins import discovery
-from echo_core.testing import SamplerContract, TransportContract
+from echo_testing import SamplerContract, TransportContract
 '''
 
 
@@ -223,6 +240,8 @@ def _contract(record: PluginRecord) -> str:
 
 def _result(progress: Path, timeout: float | None) -> dict[str, Any]:
     """What `kit_progress` wrote. `timeout` is given if the run was stopped after so many seconds: then the clause that ran is named."""
+    from echo_testing.capabilities import NOT_RUN  # the kit has just run, so it is installed; the other commands do not need it
+
     running, found = None, 0
     ended: dict[str, tuple[str, str]] = {}  # by clause: its outcome, and why
     for line in map(json.loads, progress.read_text().splitlines()):
@@ -236,6 +255,7 @@ def _result(progress: Path, timeout: float | None) -> dict[str, Any]:
             ended[line["clause"]] = line["event"], line["why"]
     if running is not None:
         ended.pop(running, None)
+    ended = {clause: (outcome, why) for clause, (outcome, why) in ended.items() if NOT_RUN not in why}
     outcomes = [outcome for outcome, _ in ended.values()]
     hung = ""
     if timeout is not None:

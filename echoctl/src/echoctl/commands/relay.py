@@ -12,8 +12,8 @@ import numpy as np
 from echo_core.base.writing import write_whole
 from echo_core.config import config as configuration
 from echo_core.server.server import Server
-from echo_core.server.statistics import prometheus
 
+from .. import prometheus
 from ..ending import LOOK_SECONDS, end_signals
 from ..output import json_option, print_json
 from ..sources import files_option, load, words_argument
@@ -21,7 +21,7 @@ from ..sources import files_option, load, words_argument
 __all__ = ["command"]
 
 EXAMPLE = {"nothing: a relay has weights and takes no samples": np.zeros((), np.uint8)}  # a worker that sends samples here is told this
-KEPT = ("transport", "token", "weights_from", "host", "client_memory", "max_parked", "max_parked_per_client")
+KEPT = ("transport", "token", "weights_from", "plugins", "client_memory", "max_parked", "max_parked_per_client")
 
 
 @click.command(name="relay", short_help="pass the weights of a learner on to many workers")
@@ -43,7 +43,7 @@ def command(source: str, listen: str, files: tuple[str, ...], address_file: Path
 
     Workers take their weights from here, and send their samples to the learner: Client(learner, example, weights=RELAY). The learner then sends
     each version once to this relay, however many workers there are behind it. The relay waits for a source that is not there yet, and comes again
-    after it was restarted. It proves itself with the first token of [security] or ECHO_TOKEN, which needs the role read.
+    after it was restarted. It ends when the source ends the job. It proves itself with the first token of [security] or ECHO_TOKEN, which needs the role read.
 
     \b
     Example: echoctl relay tcp://learner:7000 shm://relay
@@ -70,7 +70,7 @@ def command(source: str, listen: str, files: tuple[str, ...], address_file: Path
             if address_file is not None:
                 write_whole(address_file, f"{server.address}\n".encode())
             connected = False
-            while not over.wait(LOOK_SECONDS) and not server.draining:
+            while not over.wait(LOOK_SECONDS) and not server.draining and not server.closed:
                 connected |= passes_on.connected
                 if not connected and passes_on.refused and passes_on.error is not None:
                     raise passes_on.error  # such as a wrong token: nobody would notice it in a log

@@ -14,12 +14,12 @@ from echo_core.base.errors import ConfigError, EchoError
 from echo_core.base.plural import counted
 from echo_core.base.writing import write_whole
 from echo_core.config import config as configuration
-from echo_core.config.table_config import with_tables
+from echo_core.config.config import with_tables
 from echo_core.security.tokens import default_token_path
 from echo_core.server.server import Server
-from echo_core.server.statistics import prometheus
 from echo_core.spec import example as examples
 
+from .. import prometheus
 from ..ending import LOOK_SECONDS, end_signals
 from ..output import json_option, print_json
 from ..sources import files_option, load, words_argument
@@ -54,6 +54,8 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
             address_file: Path | None, consume: bool, metrics_port: int | None, metrics_host: str, drain: float,
             words: tuple[str, ...], as_json: bool) -> int:  # fmt: skip
     """Run a server, print its address, and close it in good order on SIGTERM or Ctrl-C, or after `echoctl drain`.
+
+    Ctrl-C ends the job, so the workers end. After SIGTERM or a drain, they try to connect again.
 
     The configuration describes a sample:
 
@@ -97,7 +99,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
         finally:
             if exporter is not None:
                 exporter.close()
-            server.close(drain)
+            server.close(drain, restarting=not over.interrupted)
             if drainer is not None and drainer.ident is not None:
                 drainer.join(drain)
             if address_file is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from echo_core.base.errors import EchoError
+from echo_core.base.errors import EchoError, JobEnded
 from echo_core.base.foreign_text import escaped
 from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
@@ -39,24 +39,30 @@ def command(address: str, interval: float, count: int | None, web: bool, web_hos
             no_auth: bool, as_json: bool) -> int:  # fmt: skip
     """Watch the server at ADDRESS: workers, rates, fill, policy lag, and who waits for whom since when.
 
-    It takes no samples and does not count as a worker. --json prints one JSON object for each update.
+    It takes no samples and does not count as a worker. It ends when the server ends the job. --json prints one JSON object for each update.
     """
     with Observer(address, timeout=timeout, auth=not no_auth, name="echoctl top") as observer:
-        if web:
-            return _serve(observer, interval, web_host, web_port, as_json)
-        snapshots = _looks(observer, interval, count)
-        if as_json:
-            for snapshot in snapshots:
-                print_json(snapshot.to_json())
-        elif not (screen := console()).is_terminal:
-            for snapshot in snapshots:
-                screen.print(render(snapshot, address))
-        else:
-            from rich.live import Live
+        try:
+            return _serve(observer, interval, web_host, web_port, as_json) if web else _print(observer, address, interval, count, as_json)
+        except JobEnded:
+            click.echo(f"the server at {observer.address} has ended the job", err=True)
+            return 0
 
-            with Live(console=screen, auto_refresh=False, screen=count is None) as live:
-                for snapshot in snapshots:
-                    live.update(render(snapshot, address), refresh=True)
+
+def _print(observer: Observer, address: str, interval: float, count: int | None, as_json: bool) -> int:
+    snapshots = _looks(observer, interval, count)
+    if as_json:
+        for snapshot in snapshots:
+            print_json(snapshot.to_json())
+    elif not (screen := console()).is_terminal:
+        for snapshot in snapshots:
+            screen.print(render(snapshot, address))
+    else:
+        from rich.live import Live
+
+        with Live(console=screen, auto_refresh=False, screen=count is None) as live:
+            for snapshot in snapshots:
+                live.update(render(snapshot, address), refresh=True)
     return 0
 
 
@@ -98,7 +104,8 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
 
     lag = f"{snapshot.lag_mean:.1f} mean, {snapshot.lag_max} most"
     figures = [
-        Text.assemble(("samples/s ", "dim"), short(snapshot.samples_per_s)),
+        Text.assemble(("inserts/s ", "dim"), short(snapshot.inserts_per_s)),
+        Text.assemble(("draws/s ", "dim"), short(snapshot.draws_per_s)),
         Text.assemble(("MB/s ", "dim"), f"{snapshot.bytes_per_s / 1e6:.2f}"),
         Text.assemble(("batches/s ", "dim"), f"{snapshot.batches_per_s:,.1f}"),
         Text.assemble(("policy ", "dim"), f"v{snapshot.weights_version}", (" lag ", "dim"), lag),
@@ -107,22 +114,22 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
         fill = Text.assemble(("store ", "dim"), _bar(snapshot.stored, snapshot.capacity, 20))
         figures.append(fill + Text(f" {short(snapshot.stored)}/{short(snapshot.capacity)}, {snapshot.leases_held} leased"))
     tables = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("table", "size of capacity", "inserts/s", "samples/s", "per insert", "limiter holds"):
+    for name in ("table", "size of capacity", "inserts/s", "draws/s", "per insert", "limiter holds"):
         tables.add_column(name, justify="left" if name in ("table", "limiter holds") else "right", no_wrap=name != "table", overflow="fold")
     for row in snapshot.tables:
         size = _bar(row.size, row.capacity, 6) + Text(f" {short(row.size)} of {short(row.capacity)}")
         held = Text(row.holds, style="dim" if row.holds == "nobody" else "yellow")
-        tables.add_row(Text(row.name), size, short(row.inserts_per_s), short(row.samples_per_s), f"{row.samples_per_insert:.2f}", held)
+        tables.add_row(Text(row.name), size, short(row.inserts_per_s), short(row.draws_per_s), f"{row.samples_per_insert:.2f}", held)
     workers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("worker", "samples", "samples/s", "MB/s", "policy", "behind", "state", "since"):
+    for name in ("worker", "inserted", "inserts/s", "MB/s", "policy", "behind", "state", "since"):
         # Only names wrap in a narrow terminal, so that figures stay whole.
         workers.add_column(name, justify="left" if name in ("worker", "state") else "right", no_wrap=name != "worker", overflow="fold")
-    styles = {"streaming": "green", "idle": "dim", "waiting for space": "yellow", "half a message": "magenta"}
+    styles = {"streaming": "green", "idle": "dim", "waiting for space": "yellow", "waiting for weights": "yellow", "half a message": "magenta"}
     for worker in snapshot.workers:
         workers.add_row(
             Text(worker.name),
-            short(worker.samples),
-            short(worker.samples_per_s),
+            short(worker.inserted),
+            short(worker.inserts_per_s),
             f"{worker.bytes_per_s / 1e6:.2f}",
             f"v{worker.weights_version}" if worker.weights_version else "-",
             "-" if worker.lag is None else str(worker.lag),
@@ -130,7 +137,7 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
             f"{worker.since:.1f} s",
         )
     waits = Text("\n".join(snapshot.waits) or "nobody waits", style="yellow" if snapshot.waits else "dim")
-    head = Text.assemble(("Echo ", "bold"), address, f"   {counted(len(snapshot.workers), 'worker')}, {counted(snapshot.samples_total, 'sample')}")
+    head = Text.assemble(("Echo ", "bold"), address, f"   {counted(len(snapshot.workers), 'worker')}, {counted(snapshot.inserts_total, 'sample')} inserted")
     others = [Text.assemble((f"{name} ", "dim"), escaped(value) if isinstance(value, str) else f"{value:,.6g}") for name, value in snapshot.others.items()]
     parts: list[RenderableType] = [head, Columns(figures, padding=(0, 3)), *([Columns(others, padding=(0, 3))] if others else [])]
     parts += [*([tables] if snapshot.tables else []), waits, workers]

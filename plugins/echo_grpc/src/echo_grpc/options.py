@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from echo_core.security import tls
-from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
 from echo_core.wire.protocol import HEADER_BYTES
+from echo_net.network.connection_rate import CONNECTION_RATE, check_connection_rate
 
-from .message import PIECE_BYTES
+from .protobuf import PIECE_BYTES
 
 __all__ = ["GrpcConnectOptions", "GrpcListenOptions"]
 

@@ -1,4 +1,4 @@
-"""The learner's end: a gRPC server whose calls are clients for `echo_core.wire.channel`."""
+"""The learner's end: a gRPC server whose calls are clients for `echo_net.channel`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import grpc
 
 from echo_core.base.address import Address
 from echo_core.base.errors import ProtocolError
-from echo_core.wire.channel import Acceptor, Channel
-from echo_core.wire.handshake import printable
-from echo_core.wire.network.connection_rate import ConnectionRateLimit
-from echo_core.wire.network.listening import found_by_trying, listening_sockets
+from echo_net.channel import Acceptor, Channel
+from echo_net.handshake import printable
+from echo_net.network.connection_rate import ConnectionRateLimit
+from echo_net.network.listening import found_by_trying, listening_sockets
 
 from .arrivals import Arrivals
 from .handshakes import Handshakes
 from .memory import LEARNER_BYTES, give_back_freed_memory, keep_freed_memory
-from .message import MAX_MESSAGE_BYTES, health_request, health_response
+from .protobuf import MAX_MESSAGE_BYTES, health_request, health_response
 from .stream import LINGER_SECONDS, GrpcChannel, Outbox, in_this_process
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ IDLE_SECONDS = 60  # a connection without a call is ended
 
 
 class GrpcAcceptor(Acceptor):
-    """See `echo_core.wire.channel.Acceptor`.
+    """See `echo_net.channel.Acceptor`.
 
     Args:
         certificates: with TLS: makes grpcio's credentials from a function that grpcio calls for each connection.

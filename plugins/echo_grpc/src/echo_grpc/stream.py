@@ -11,14 +11,15 @@ from typing import Any
 
 import grpc
 
-from echo_core.base.errors import ForkError, SecurityError
+from echo_core.base.errors import SecurityError
+from echo_core.base.forks import OneProcess
 from echo_core.base.spare_threads import check_spare_threads
-from echo_core.wire.channel import Channel
 from echo_core.wire.protocol import Buffer
+from echo_net.channel import Channel
 
 from . import follows_forks
 from .memory import keep_freed_memory
-from .message import pack, unpack
+from .protobuf import pack, unpack
 
 __all__ = ["GrpcChannel", "Outbox", "in_this_process"]
 
@@ -26,25 +27,19 @@ log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
 
-_used_in = 0  # process id; 0: gRPC was not used yet
+_grpc = OneProcess("gRPC", "grpc://", "use tcp://")
 _left_to_the_parent: list[object] = []  # in a forked child: destroying gRPC's objects there hangs
 
 
 def in_this_process() -> None:
     """Note that gRPC runs in this process. Raises ForkError in a child of a process where it ran."""
-    global _used_in
-    if _used_in not in (0, os.getpid()):
-        raise ForkError(
-            "gRPC was used before this process was forked, and its threads stayed in the parent;"
-            " start the process with multiprocessing's 'spawn' or 'forkserver', fork before the"
-            " first grpc:// connection, or use tcp://"
-        )
-    if not _used_in:
+    _grpc.check()
+    if not _grpc.used:
         check_spare_threads(8 + min(os.cpu_count() or 1, 16), "grpcio")  # without them it hangs, or aborts the process after some seconds
         keep_freed_memory()
         if follows_forks:
             os.register_at_fork(before=_warn)
-    _used_in = os.getpid()
+    _grpc.use()
 
 
 @cache  # one line, no matter how often the process forks
@@ -129,7 +124,7 @@ class Outbox:
 
 
 class GrpcChannel(Channel):
-    """See `echo_core.wire.channel.Channel`.
+    """See `echo_net.channel.Channel`.
 
     Attributes:
         received: how many bytes have come.

@@ -10,19 +10,20 @@ import grpc
 from echo_core.base.address import Address
 from echo_core.client.client import Client
 from echo_core.security import tls
+from echo_core.security.renewed import Renewed
 from echo_core.security.tokens import check_exposure
-from echo_core.wire.channel import ChannelTransport
 from echo_core.wire.transport import Finding
+from echo_net.channel import ChannelTransport
 
 from . import follows_forks, talkative
-from .message import MAX_MESSAGE_BYTES
+from .connection import GrpcConnection
 from .options import GrpcConnectOptions, GrpcListenOptions
+from .protobuf import MAX_MESSAGE_BYTES
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
-from .window import GrpcConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from echo_core.spec.spec import Spec
     from echo_core.wire.transport import Connection
@@ -110,13 +111,20 @@ class GrpcsTransport(GrpcTransport):
                 "grpcio was imported before its log was set to errors, so unauthenticated clients can make it write a line to stderr for each TLS handshake"
                 " that fails; set GRPC_VERBOSITY=ERROR in the environment, or import echo_grpc first"
             )
-        tls.server_context(options, options.host)  # gRPC would only log that a certificate is unusable
-        with tls.server_identity(options, options.host) as identity:
-            pair = identity.key.read_bytes(), identity.certificate.read_bytes()
-        roots = None if authority is None else authority.read_bytes()
-        shown = grpc.ssl_server_certificate_configuration([pair], roots)
-        asks = authority is not None
-        return GrpcAcceptor(options, self.scheme, lambda begun: grpc.dynamic_ssl_server_credentials(shown, begun, asks))
+        certificates = Renewed(lambda: _certificates(options), options)
+
+        def credentials(begun: Callable[[], None]) -> grpc.ServerCredentials:
+            given = certificates()
+
+            def fetch() -> grpc.ServerCertificateConfiguration | None:
+                nonlocal given
+                begun()
+                before, given = given, certificates()
+                return None if given is before else given  # None: gRPC goes on with what it has, and clients resume their sessions
+
+            return grpc.dynamic_ssl_server_credentials(given, fetch, authority is not None)
+
+        return GrpcAcceptor(options, self.scheme, credentials)
 
     @classmethod
     def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:
@@ -126,6 +134,14 @@ class GrpcsTransport(GrpcTransport):
         if options.tls_server_name:
             arguments.append(("grpc.ssl_target_name_override", options.tls_server_name))
         return grpc.secure_channel(target, credentials, options=arguments)
+
+
+def _certificates(options: GrpcListenOptions) -> grpc.ServerCertificateConfiguration:
+    tls.server_context(options, options.host)  # gRPC would only log that a certificate is unusable
+    with tls.server_identity(options, options.host) as identity:
+        pair = identity.key.read_bytes(), identity.certificate.read_bytes()
+    authority = options.tls_client_authority
+    return grpc.ssl_server_certificate_configuration([pair], None if authority is None else authority.read_bytes())
 
 
 class GrpcClient(Client):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from echo_core.base.address import Address, is_loopback_host
 from echo_core.base.errors import ConfigError, ListenError
-from echo_core.wire.channel import Acceptor, Channel
-from echo_core.wire.network.listening import found_by_trying
 from echo_core.wire.protocol import Buffer
+from echo_net.channel import Acceptor, Channel
+from echo_net.network.listening import found_by_trying
 
 from . import _ucx, lanes, library
 from .carrier import interface_without_carrier
@@ -34,7 +34,7 @@ STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has s
 
 
 class RdmaChannel(Channel):
-    """See `echo_core.wire.channel.Channel`.
+    """See `echo_net.channel.Channel`.
 
     Attributes:
         wire: the endpoint.
@@ -166,7 +166,7 @@ def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaC
 
 
 class RdmaAcceptor(Acceptor):
-    """See `echo_core.wire.channel.Acceptor`. Raises OSError, which names the address, if the address cannot be taken.
+    """See `echo_net.channel.Acceptor`. Raises OSError, which names the address, if the address cannot be taken.
 
     Attributes:
         restarts: how often the engine was stuck and was replaced.

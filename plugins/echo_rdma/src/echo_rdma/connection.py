@@ -1,4 +1,4 @@
-"""The worker's end: a session of `echo_core.wire.channel` whose samples are sent by the engine, beside the stream.
+"""The worker's end: a session of `echo_net.channel` whose samples are sent by the engine, beside the stream.
 
 Acknowledgements come to the engine too. While a caller waits for one, the engine passes it to the uplink's reader as an ACK frame that it puts
 into the stream. This wakes callers that sleep there.
@@ -11,10 +11,12 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from echo_core.base.errors import SpecError
 from echo_core.base.waiting import shown
-from echo_core.wire.channel.connection import ChannelConnection
-from echo_core.wire.channel.link import Link
-from echo_core.wire.channel.uplink import Uplink
+from echo_core.wire.protocol import LABEL_BYTES
+from echo_net.channel.connection import ChannelConnection
+from echo_net.channel.link import Link
+from echo_net.channel.uplink import Uplink
 
 from . import _ucx, library
 from .channel import RdmaChannel
@@ -23,7 +25,7 @@ from .lanes import is_rdma
 if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
-    from echo_core.wire.channel import Channel
+    from echo_net.channel import Channel
 
     from .options import RdmaConnectOptions
 
@@ -50,7 +52,7 @@ def is_near(lanes: tuple[str, ...]) -> bool:
 
 
 class RdmaUplink(Uplink):
-    """See `echo_core.wire.channel.uplink.Uplink`."""
+    """See `echo_net.channel.uplink.Uplink`."""
 
     window: _ucx.Window
 
@@ -71,7 +73,10 @@ class RdmaUplink(Uplink):
     def on_connected(self, link: Link) -> None:
         assert isinstance(link.channel, RdmaChannel)
         self.lanes = link.channel.lanes
-        self.window.message_bytes = message_bytes(self.lanes, self.spec.sample_bytes)
+        # Samples lie one after another, as they travel, so either all of a connection have room for labels or none has.
+        if self.takes_labels and not self.window.expect_labels():
+            raise SpecError("this learner's table takes priorities and policy versions, and the learner before took none; start this worker again")
+        self.window.message_bytes = message_bytes(self.lanes, self.spec.sample_bytes + (LABEL_BYTES if self.takes_labels else 0))
         self.window.near = is_near(self.lanes)
 
     def on_lost(self, link: Link) -> None:
@@ -104,10 +109,10 @@ class RdmaConnection(ChannelConnection):
         self.send = window.send  # type: ignore[method-assign]
         self.send_batch = window.send_batch  # type: ignore[method-assign]
 
-    def _send_batch_waiting(self, samples: Any, timeout: float | None) -> None:
-        super().send_batch(samples, timeout)
+    def _send_batch_waiting(self, samples: Any, timeout: float | None, labels: bytes | None) -> None:
+        super().send_batch(samples, timeout, labels)
 
-    def reserve(self, timeout: float | None = None) -> None:
+    def reserve(self, timeout: float | None = None, label: bytes | None = None) -> None:
         """Always None, because the native window has no memory to lend: it keeps samples as they are given to it."""
 
     def flush(self, timeout: float | None = None) -> None:

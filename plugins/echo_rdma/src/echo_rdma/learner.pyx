@@ -17,7 +17,7 @@ cdef class Intake:
     """Takes the samples that come over `wire` into a store, from now on.
 
     Args:
-        store: PyCapsule "echo_core.store" (`sink.native`).
+        store: PyCapsule "echo_core.store": `sink.labelled` if samples may have labels, which then lie behind the leaves of each; else `sink.native`.
         committed: how many samples of the session are in the store.
         credit_bytes: by how many bytes the worker may be ahead of the store.
         direct: whether large messages are received straight into slots.

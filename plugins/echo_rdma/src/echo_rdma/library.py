@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from echo_core.base.errors import ConfigError, ForkError
+from echo_core.base.errors import ConfigError
+from echo_core.base.forks import OneProcess
 from echo_core.base.installing import how_to_install
 
 from . import _ucx
@@ -58,7 +59,16 @@ _lock = threading.Lock()
 _loaded: tuple[str, tuple[int, int, int]] | None = None
 _contexts: dict[tuple[tuple[str, str], ...], _ucx.Context] = {}
 _settings: dict[_ucx.Context, tuple[tuple[str, str], ...]] = {}  # of every context, also of those that were renewed
-_process = 0  # id of the process that set UCX up; 0: none yet
+_ucx_process = OneProcess("UCX", "rdma://")
+
+
+def _after_fork() -> None:
+    """In the child: a thread that does not exist there may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def ucx() -> tuple[str, tuple[int, int, int]]:
@@ -150,14 +160,9 @@ def context(loopback: bool = False) -> _ucx.Context:
 
     Raises ConfigError if there is no library, or UCX_* variables leave no transport; ForkError in a child of a process that has used UCX.
     """
-    global _process
-    if _process not in (0, os.getpid()):
-        raise ForkError(
-            "UCX was set up before this process was forked, and works in the parent only; start the process with multiprocessing's"
-            " 'spawn' or 'forkserver', or fork before the first rdma:// connection"
-        )
+    _ucx_process.check()
     _, version = ucx()
-    _process = os.getpid()
+    _ucx_process.use()
     wanted = dict(RELIED_ON) | ({"NET_DEVICES": "lo"} if loopback else {})
     if not shares_memory(version):
         wanted["TLS"] = "^sm"

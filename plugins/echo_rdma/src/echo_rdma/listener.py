@@ -1,4 +1,4 @@
-"""The learner's end: a listener of `echo_core.wire.channel`. The engine takes its clients' samples in, beside the stream."""
+"""The learner's end: a listener of `echo_net.channel`. The engine takes its clients' samples in, beside the stream."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ProtocolError
-from echo_core.wire.channel.link import Link
-from echo_core.wire.channel.listener import ChannelListener
-from echo_core.wire.channel.served import ServedClient
-from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.protocol import Header
+from echo_net.channel.link import Link
+from echo_net.channel.listener import ChannelListener
+from echo_net.channel.served import ServedClient
+from echo_net.handshake import ServerHandshake
 
 from . import _ucx
 from .channel import RdmaAcceptor, RdmaChannel
@@ -49,7 +49,7 @@ class RdmaServed(ServedClient):
         session = self.session
         direct = receiver_reads(channel.lanes)
         self._before = session.inserted
-        self.intake = intake = _ucx.Intake(channel.wire, self.sink.native, session.committed, options.credit_bytes, direct)
+        self.intake = intake = _ucx.Intake(channel.wire, self.sink.labelled or self.sink.native, session.committed, options.credit_bytes, direct)
         try:
             super().read_frames(link)
         finally:
@@ -81,7 +81,8 @@ class RdmaServed(ServedClient):
             waiting = figures["waiting_since"]
             self.waiting_since = waiting / 1e9 if waiting else 0.0
             self.peer.samples = self._before + figures["inserted"]
-            link.heard_at = max(link.heard_at, figures["heard_at"] / 1e9)  # not the time of this look: a stopped worker would seem alive
+            self.sampled_at = figures["heard_at"] / 1e9
+            link.heard_at = max(link.heard_at, self.sampled_at)  # not the time of this look: a stopped worker would seem alive
         super().refresh()
         if intake is not None:
             self.peer.bytes += figures["bytes"]

@@ -8,8 +8,8 @@ from echo_core.base.address import Address
 from echo_core.base.errors import ConfigError
 from echo_core.client.client import Client
 from echo_core.security.tokens import check_exposure
-from echo_core.wire.channel import ChannelTransport
 from echo_core.wire.transport import Finding
+from echo_net.channel import ChannelTransport
 
 from . import lanes, library
 from .channel import RdmaAcceptor, RdmaChannel, check_family, dial

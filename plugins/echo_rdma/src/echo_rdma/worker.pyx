@@ -6,7 +6,10 @@ cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
 
     cdef cppclass CWindow "echo_rdma::Window"(Flow):
         CWindow(const vector[uint64_t]&, uint64_t, uint64_t)
-        int take(const void**, uint64_t, int64_t)
+        int take(const void**, uint64_t, int64_t, const char*)
+        cbool expect_labels()
+        cbool labelled()
+        string leftovers() except +
         cbool has_room(uint64_t)
         void stop()
         void watch(int)
@@ -22,13 +25,14 @@ cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
 
 cdef enum:
     FEW = 64                # the addresses of so many leaves fit on the stack
+    LABEL_BYTES = 16        # of one sample; see echo_core.wire.labels
     GIL_BYTES = 32768       # copies larger than this are done without the GIL
     PATIENCE_NS = 2000000   # how long a call waits for room in native code before it waits where it can be interrupted
 
 
 @cython.final
 cdef class Window:
-    """Keeps samples until they are acknowledged, as `echo_core.wire.channel.window.SampleWindow` describes, for samples that the engine sends.
+    """Keeps samples until they are acknowledged, as `echo_net.channel.window.SampleWindow` describes, for samples that the engine sends.
 
     Args:
         spec: of the samples.
@@ -66,23 +70,28 @@ cdef class Window:
             leak(self.window)
 
     def connect(self, slow, slow_batch):
-        """Set the functions that are called for samples and batches `(samples, timeout)` that find no room soon. They are held weakly."""
+        """Set the functions that are called for samples and batches `(samples, timeout, labels)` that find no room soon. They are held weakly."""
         self.slow, self.slow_batch = slow, slow_batch
 
     # ---- samples
 
-    def send(self, sample, timeout=None):
-        """See `echo_core.wire.transport.Connection.send`."""
-        if self.take(sample) != WINDOW_TAKEN:
-            call(self.slow)(sample, timeout)
+    def expect_labels(self) -> bool:
+        """Send each sample with labels from now on (echo_core/wire/labels.py). Returns False if samples were taken without room for them."""
+        return self.window.get().expect_labels()
 
-    def send_batch(self, samples, timeout=None):
+    def send(self, sample, timeout=None, label=None):
+        """See `echo_core.wire.transport.Connection.send`."""
+        if self.take(sample, label) != WINDOW_TAKEN:
+            call(self.slow)(sample, timeout, label)
+
+    def send_batch(self, samples, timeout=None, bytes labels=None):
         """See `echo_core.wire.transport.Connection.send_batch`."""
         cdef const void* few[FEW]
         cdef vector[const void*] many
         cdef const void** out = few
         cdef list keep = []
         cdef Py_ssize_t n
+        cdef const char* given
         cdef int status = WINDOW_FULL
         if self.generation == generation:
             if self.leaves > FEW:
@@ -91,20 +100,22 @@ cdef class Window:
             n = echo_batch_pointers(self.spec, samples, out, keep)
             if n == 0:
                 return
+            given = checked(labels, n)
             with nogil:
-                status = self.window.get().take(out, n, PATIENCE_NS)
+                status = self.window.get().take(out, n, PATIENCE_NS, given)
             if status == WINDOW_NO_MEMORY:
                 raise MemoryError()
         if status != WINDOW_TAKEN:
-            call(self.slow_batch)(samples, timeout)
+            call(self.slow_batch)(samples, timeout, labels)
 
-    def take(self, sample) -> int:
-        """Copy one sample. Returns 1 if it was taken, 0 if there was no room even after a moment. Raises SpecError."""
+    def take(self, sample, bytes label=None) -> int:
+        """Copy one sample, with its labels if it has some. Returns 1 if it was taken, 0 if there was no room even after a moment. Raises SpecError."""
         cdef const void* few[FEW]
         cdef vector[const void*] many
         cdef const void** out = few
         cdef list keep
         cdef int status
+        cdef const char* labels = checked(label, 1)
         if self.generation != generation:
             return 0
         if self.leaves > FEW:
@@ -116,7 +127,7 @@ cdef class Window:
             keep = []
         if self.sample_bytes <= GIL_BYTES:
             echo_leaf_pointers(self.spec, sample, out, keep)
-            status = self.window.get().take(out, 1, 0)
+            status = self.window.get().take(out, 1, 0, labels)
             if status == WINDOW_TAKEN:
                 if keep:
                     keep.clear()
@@ -126,24 +137,25 @@ cdef class Window:
         # Without the GIL, another thread could take an array out of the sample and free the memory that is being copied.
         echo_leaf_pointers_held(self.spec, sample, out, keep)
         with nogil:
-            status = self.window.get().take(out, 1, PATIENCE_NS)
+            status = self.window.get().take(out, 1, PATIENCE_NS, labels)
         keep.clear()
         self.spare = keep
         if status == WINDOW_NO_MEMORY:
             raise MemoryError()
         return status == WINDOW_TAKEN
 
-    def add(self, Py_ssize_t count, data) -> None:
-        """Take `count` samples, given leaf after leaf. The caller has already waited for room."""
+    def add(self, Py_ssize_t count, data, bytes labels=None) -> None:
+        """Take `count` samples with their labels, given leaf after leaf. The caller has already waited for room."""
         cdef vector[const void*] out
         cdef const unsigned char[::1] view = data
         cdef const char* at = <const char*>&view[0] if view.shape[0] else NULL
         cdef int status
+        cdef const char* given = checked(labels, count)
         for leaf in self.spec.leaves:
             out.push_back(at)
             at += count * <Py_ssize_t>leaf.nbytes
         with nogil:
-            status = self.window.get().take(out.data(), count, -1)
+            status = self.window.get().take(out.data(), count, -1, given)
         if status != WINDOW_TAKEN:
             raise MemoryError() if status == WINDOW_NO_MEMORY else ClosedError("this connection is closed")
 
@@ -175,6 +187,20 @@ cdef class Window:
             raise ProtocolError(
                 f"the learner has {number} samples of this client, which sent fewer or knows more to be committed; is its client_id used twice?"
             )
+
+    def leftovers(self) -> list:
+        """After `stop`: the samples that are not acknowledged, as `Connection.leftovers` returns them."""
+        cdef cbool labelled = self.window.get().labelled()
+        cdef string rows = self.window.get().leftovers()
+        count = self.taken - self.acknowledged
+        if not count:
+            return []
+        table = np.frombuffer(<bytes>rows, np.uint8).reshape(count, -1)
+        columns, start = [], 0
+        for size in (*(leaf.nbytes for leaf in self.spec.leaves), *((LABEL_BYTES,) if labelled else ())):
+            columns.append(table[:, start:start + size].tobytes())
+            start += size
+        return [(count, b"".join(columns), labelled)]
 
     def stop(self) -> None:
         """Take no more samples. Samples that are being copied are taken when this returns."""
@@ -211,6 +237,14 @@ cdef class Window:
     def figures(self) -> dict[str, int]:
         """taken, acknowledged, blocked (calls that found it full), bytes and messages sent."""
         return self.window.get().figures()
+
+
+cdef const char* checked(bytes labels, Py_ssize_t count) except? NULL:
+    if labels is None:
+        return NULL
+    if len(labels) != count * LABEL_BYTES:
+        raise ValueError(f"the labels of {count} samples have {count * LABEL_BYTES} bytes, not {len(labels)}")
+    return PyBytes_AS_STRING(labels)
 
 
 cdef object call(object reference):

@@ -7,11 +7,13 @@ from libcpp.vector cimport vector
 from echo_core.store.door.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
 
 cdef extern from "lane.hpp" namespace "echo_shm" nogil:
-    int64_t monotonic_ns()
+    int64_t now_ns()
     cdef cppclass LaneReader:
         @staticmethod
         uint64_t bytes(const vector[uint64_t]&, uint64_t)
         LaneReader(int, const vector[uint64_t]&, uint64_t, const echo_capi*, echo_store*) except +
+        @staticmethod
+        vector[uint64_t] with_labels(vector[uint64_t], cbool)
         int run()
         void finish()
         uint64_t copied()
@@ -21,19 +23,24 @@ cdef extern from "lane.hpp" namespace "echo_shm" nogil:
 ENDED, CLOSED, BROKEN = range(3)  # outcomes of `Copier.run`
 
 
-def lane_bytes(spec, uint64_t rows) -> int:
-    """The size in bytes of a lane of `rows` samples. Raises MemoryError if no machine has so much."""
+cdef vector[uint64_t] columns(object spec, cbool labels):
     cdef vector[uint64_t] sizes
     for leaf in spec.leaves:
         sizes.push_back(leaf.nbytes)
-    cdef uint64_t length = LaneReader.bytes(sizes, rows)
+    return LaneReader.with_labels(sizes, labels)
+
+
+def lane_bytes(spec, uint64_t rows, cbool labels) -> int:
+    """The size in bytes of a lane of `rows` samples; `labels`: they may have labels. Raises MemoryError if no machine has so much."""
+    cdef uint64_t length = LaneReader.bytes(columns(spec, labels), rows)
     if length == 0:
         raise MemoryError(f"no machine has memory for {rows:,} samples of {spec.sample_bytes:,} bytes")
     return length
 
 
 cdef class Copier:
-    """Copies from the lane in `fd` (which can be closed afterwards) into the store of `native`. Only one thread may call `run`.
+    """Copies from the lane in `fd` (which can be closed afterwards) into the store of `native`, which has one more leaf if samples may have
+    labels: see `Sink.labelled`. Only one thread may call `run`.
 
     Raises MemoryError if the lane cannot be mapped.
     """
@@ -41,12 +48,9 @@ cdef class Copier:
     cdef LaneReader* lane
     cdef object native  # keeps the store
 
-    def __cinit__(self, int fd, spec, uint64_t rows, native):
-        cdef vector[uint64_t] sizes
-        for leaf in spec.leaves:
-            sizes.push_back(leaf.nbytes)
+    def __cinit__(self, int fd, spec, uint64_t rows, cbool labels, native):
         self.native = native
-        self.lane = new LaneReader(fd, sizes, rows, echo_table(ECHO_CAPI_VERSION), echo_store_of(native))
+        self.lane = new LaneReader(fd, columns(spec, labels), rows, echo_table(ECHO_CAPI_VERSION), echo_store_of(native))
 
     def __dealloc__(self):
         del self.lane
@@ -79,4 +83,4 @@ cdef class Copier:
     def waiting(self) -> float:
         """How many seconds it has been waiting for space; 0.0 if it is not waiting."""
         cdef int64_t since = self.lane.waits_since()
-        return (monotonic_ns() - since) * 1e-9 if since else 0.0
+        return (now_ns() - since) * 1e-9 if since else 0.0

@@ -2,17 +2,30 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
-from echo_core.store.shared.shared_store cimport echo_remote
+from echo_core.store.door.capi cimport echo_run
+
+cdef extern from "remote_writer.hpp" namespace "echo_shm" nogil:
+    int REVOKED "echo_shm::Remote::kRevoked"
+    cdef cppclass Remote:
+        Remote(int, uint64_t, const vector[uint64_t]&) except +
+        char* leaf(const echo_run&, uint32_t)
+        int claim(uint32_t, uint32_t, echo_run*)
+        int commit(uint32_t, const echo_run&)
+        int wait_space(uint32_t, int64_t)
+        bint idle(uint32_t)
+        void leave(uint32_t)
 
 cdef extern from "lane.hpp" namespace "echo_shm" nogil:
     cdef cppclass LaneWriter:
-        LaneWriter(int, const vector[uint64_t]&, uint64_t) except +
-        int put(const void**, uint64_t, uint64_t*)
+        LaneWriter(int, const vector[uint64_t]&, uint64_t, bint) except +
+        bint labelled()
+        int put(const void**, uint64_t, uint64_t*, const char*)
         uint64_t written()
+        uint64_t rows()
         uint64_t under_way()
         bint wait_copied(uint64_t, int64_t)
         bint wait_room(int64_t)
-        uint64_t copy_rest(char*)
+        void copy_rest(char*, uint64_t)
 
 cdef extern from "<mutex>" namespace "std" nogil:
     cdef cppclass mutex:
@@ -22,7 +35,7 @@ cdef extern from "<mutex>" namespace "std" nogil:
 
 
 cdef class Mapping:
-    cdef echo_remote* store
+    cdef Remote* store
     cdef int lifeline  # closed after the store is unmapped, which tells the learner so
     cdef void cut(self) noexcept
 
@@ -34,9 +47,9 @@ cdef class Lane:
 cdef class Direct:
     cdef mutex lock              # guards everything below; it is never held while waiting for the GIL
     cdef readonly Mapping mapping  # None while no learner's store is mapped
-    cdef echo_remote* store      # mapping.store, or NULL
+    cdef Remote* store      # mapping.store, or NULL
     cdef Lane kept               # the newest lane, until `take_back`
-    cdef uint64_t lost           # number of samples that lay in it when it was dropped
+    cdef tuple left              # the samples that lay in it when it was dropped, as `take_back` returns them
     cdef LaneWriter* lane        # kept.writer while the learner copies from it, otherwise NULL
     cdef readonly bint ready
     cdef uint32_t record
@@ -53,8 +66,9 @@ cdef class Direct:
     cdef readonly object dropped  # (record, mapping) of reservations that were neither committed nor aborted; None says that no further ones will come
 
     cdef bint here(self) noexcept
-    cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1
-    cdef int put_soon(self, const void** leaves, uint64_t n, uint64_t* done, object timeout) except -1
-    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done, bint counts) noexcept nogil
+    cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, const char* labels, bint held) except -1
+    cdef int put_soon(self, const void** leaves, uint64_t n, uint64_t* done, const char* labels, object timeout) except -1
+    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done, const char* labels, bint counts) noexcept nogil
+    cdef tuple rest_of_lane(self)
     cdef bint rest_for_space(self, int64_t ns) noexcept nogil
     cdef object call(self, object reference)

@@ -3,10 +3,9 @@
 from libc.stdint cimport uint32_t
 
 from echo_core.store.door.capi cimport ECHO_OK, echo_run
-from echo_core.store.shared.shared_store cimport ECHO_REVOKED, remote_claim, remote_commit, remote_idle, remote_leaf, remote_leave
 from echo_core.wire.reservation cimport Reservation
 
-from echo_shm._direct cimport Direct, Mapping
+from echo_shm._direct cimport REVOKED, Direct, Mapping
 
 from echo_core.base.errors import EchoError
 
@@ -27,7 +26,7 @@ def reserve(Direct owner not None):
     if record == 0:
         return None
     owner.reservable.remove(record)
-    if remote_claim(mapping.store, record, 1, &slot.run) != ECHO_OK:
+    if mapping.store.claim(record, 1, &slot.run) != ECHO_OK:
         owner.reservable.append(record)
         return None
     slot.mapping, slot.record, slot.owner, slot.spec, slot.open = mapping, record, owner, owner.spec, True
@@ -40,7 +39,7 @@ cpdef uint32_t idle(Direct owner) except? 0:
     cdef uint32_t record
     if mapping is not None:
         for record in owner.reservable:
-            if remote_idle(mapping.store, record):
+            if mapping.store.idle(record):
                 return record
     return 0
 
@@ -55,7 +54,7 @@ cdef class Reserved(Reservation):
     cdef Direct owner
 
     cdef char* leaf(self, uint32_t index) noexcept:
-        return remote_leaf(self.mapping.store, &self.run, index)
+        return self.mapping.store.leaf(self.run, index)
 
     cdef bint here(self) noexcept:
         return self.owner.here()
@@ -64,7 +63,7 @@ cdef class Reserved(Reservation):
         if self.owner.mapping is not self.mapping:
             self.free()
             raise EchoError("the learner of this slot is gone, or was for a while, or this client was closed; nothing was stored: reserve another")
-        if remote_commit(self.mapping.store, self.record, &self.run) == ECHO_REVOKED:
+        if self.mapping.store.commit(self.record, self.run) == REVOKED:
             self.free()
             raise EchoError("this slot was held for longer than the learner's claim_timeout and given to others; reserve another, and fill it sooner")
         self.owner.samples += 1
@@ -90,5 +89,5 @@ cdef class Reserved(Reservation):
         if self.owner.mapping is self.mapping:
             self.owner.reservable.append(self.record)
         else:
-            remote_leave(self.mapping.store, self.record)
+            self.mapping.store.leave(self.record)
         return 0

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from echo_core.wire.channel.link import Gate
+    from echo_net.channel.link import Gate
 
     from ._direct import Direct
 
-__all__ = ["DirectSamples", "Progress"]
+__all__ = ["LANE_SECONDS", "DirectSamples", "Progress"]
 
 LANE_SECONDS = 0.02  # slice of a wait for the lane, between checks whether the connection has ended
 

@@ -7,10 +7,11 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from echo_core.base.waiting import shown
-from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.base.waiting import Wait, shown
+from echo_net.channel.connection import ChannelConnection
 
 from ._reserve import Reserved, idle, reserve
+from .acknowledgement import LANE_SECONDS
 from .uplink import PUMP_SECONDS, ShmUplink
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
-    from echo_core.wire.channel import Channel
+    from echo_net.channel import Channel
 
     from .options import ShmConnectOptions
 
@@ -41,6 +42,7 @@ class ShmConnection(ChannelConnection):
     uplink: ShmUplink
 
     def __init__(self, dial: Callable[[Address, Any, float], Channel], address: Address, spec: Spec, options: ShmConnectOptions) -> None:
+        wait = Wait(options.connect_seconds)
         super().__init__(dial, address, spec, options)
         up = self.uplink
         self._direct = up.direct
@@ -48,7 +50,7 @@ class ShmConnection(ChannelConnection):
         up.direct.connect(*(weakref.WeakMethod(method) for method in called))
         try:
             with up.gate.lock:
-                up.wait(lambda: up.settled, options.timeout, lambda: f"worker {os.getpid()} waits for the store of {address}")
+                up.wait(lambda: up.settled, wait.left(), lambda: f"worker {os.getpid()} waits for the store of {address}")
         except BaseException:
             self.close(0)
             raise
@@ -56,34 +58,43 @@ class ShmConnection(ChannelConnection):
         self.send = up.direct.send  # type: ignore[method-assign]
         self.send_batch = up.direct.send_batch  # type: ignore[method-assign]
 
-    def send(self, sample: Any, timeout: float | None = None) -> None:
-        self._direct.send(sample, timeout)
+    def send(self, sample: Any, timeout: float | None = None, label: bytes | None = None) -> None:
+        self._direct.send(sample, timeout, label)
 
-    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
-        self._direct.send_batch(samples, timeout)
+    def send_batch(self, samples: Any, timeout: float | None = None, labels: bytes | None = None) -> None:
+        self._direct.send_batch(samples, timeout, labels)
 
-    def _send_kept(self, sample: Any, timeout: float | None) -> None:
+    def _send_kept(self, sample: Any, timeout: float | None, label: bytes | None) -> None:
         self.check()
         self.check_role()
         if not self._direct.ready and self.uplink.catch_up():
-            self._direct.send(sample, timeout)
+            self._direct.send(sample, timeout, label)
         else:
-            self.take(1, self.spec.flattener.tobytes(sample), timeout)
+            self.take(1, self.spec.flattener.tobytes(sample), timeout, label)
 
-    def _send_batch(self, samples: Any, timeout: float | None) -> None:
+    def _send_batch(self, samples: Any, timeout: float | None, labels: bytes | None) -> None:
         self.check()  # comes first: in a forked child, every lock might wait for a thread that does not exist there
         if not self._direct.ready and self.uplink.catch_up():
-            self._direct.send_batch(samples, timeout)
+            self._direct.send_batch(samples, timeout, labels)
         else:
-            super().send_batch(samples, timeout)
+            super().send_batch(samples, timeout, labels)
 
-    def _rest(self, count: int, data: bytes) -> None:
+    def _rest(self, count: int, data: bytes, labels: bytes | None) -> None:
         """Take the rest of a batch that was begun, regardless of the window's bounds."""
         self.check()
         with self.uplink.gate.lock:
-            self.uplink.add(count, data)
+            self.uplink.add(count, data, labels)
 
-    def reserve(self, timeout: float | None = None) -> Reserved | None:
+    def wait(self, timeout: float | None = None) -> None:
+        self.check()
+        window = self.uplink.window
+        if window.taken == window.acknowledged:  # every sample went into the store or the lane: nearly always
+            self._direct.wait_copied(min(self.seconds(timeout), LANE_SECONDS))
+            if not self._direct.under_way():
+                return
+        super().wait(timeout)
+
+    def reserve(self, timeout: float | None = None, label: bytes | None = None) -> Reserved | None:
         """A slot in the learner's store, to be filled in place; see `Reserved`. None if the learner does not share its store with this worker.
 
         Raises:

@@ -21,13 +21,13 @@
 #include <climits>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <new>
 #include <stdexcept>
 #include <vector>
 
 #include "echo_capi.h"
 #include "echo_huge_pages.h"
+#include "store/wait/event_count.hpp"
 
 // The test suite also builds this file with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
 #ifndef ECHO_WRITTEN_ORDER
@@ -35,6 +35,8 @@
 #endif
 
 namespace echo_shm {
+
+using echo::now_ns;
 
 struct LaneWords {
     enum Bell : uint32_t { kAwake = 0, kNap = 1, kAsleep = 2 };
@@ -44,12 +46,6 @@ struct LaneWords {
     alignas(64) std::atomic<uint64_t> wake_at;  // the worker wants to be woken when `copied` reaches this number
     std::atomic<uint32_t> turns;                // counts how often the worker was woken; it sleeps on this word
 };
-
-inline int64_t monotonic_ns() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
 
 inline int futex_sleep(std::atomic<uint32_t> &word, uint32_t while_it_is, int64_t ns) {
     const timespec limit = {time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
@@ -63,6 +59,13 @@ inline void futex_wake(std::atomic<uint32_t> &word, int how_many) {
 class LaneMemory {
 public:
     static constexpr uint64_t kHead = 4096, kMostRows = 1 << 30;
+    static constexpr uint64_t kLabelBytes = 16;  // of one sample (echo_core/wire/labels.py); only ones if it has none
+
+    // The columns of a lane's rows.
+    static std::vector<uint64_t> with_labels(std::vector<uint64_t> leaf_bytes, bool labels) {
+        if (labels) leaf_bytes.push_back(kLabelBytes);
+        return leaf_bytes;
+    }
 
     // The size of a lane of `rows` samples; 0 if no machine has so much memory.
     static uint64_t bytes(const std::vector<uint64_t> &leaf_bytes, uint64_t rows) { return plan(leaf_bytes, rows, nullptr); }
@@ -114,10 +117,15 @@ private:
 // The worker's end. One thread at a time may call put; any thread may wait.
 class LaneWriter : public LaneMemory {
 public:
-    LaneWriter(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows) : LaneMemory(fd, leaf_bytes, rows) {}
+    // `labels`: the rows have a column for the samples' labels behind the leaves.
+    LaneWriter(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows, bool labels = false)
+        : LaneMemory(fd, with_labels(leaf_bytes, labels), rows), leaves_(uint32_t(leaf_bytes.size())), labelled_(labels) {}
 
-    // Copies the samples *done to n - 1 of the arrays `leaves`. ECHO_FULL: only those before the new *done were copied.
-    int put(const void *const *leaves, uint64_t n, uint64_t *done) {
+    bool labelled() const { return labelled_; }
+
+    // Copies the samples *done to n - 1 of the arrays `leaves`, with their `labels`; null: they have none. ECHO_FULL: only those before the new *done
+    // were copied.
+    int put(const void *const *leaves, uint64_t n, uint64_t *done, const char *labels = nullptr) {
         while (*done < n) {
             uint64_t room = rows_ - (written_ - seen_);
             if (room < n - *done) {
@@ -128,8 +136,12 @@ public:
             uint64_t count = n - *done;
             if (count > room) count = room;
             if (count > rows_ - row_) count = rows_ - row_;
-            for (uint32_t i = 0; i < leaf_bytes_.size(); ++i)
+            for (uint32_t i = 0; i < leaves_; ++i)
                 std::memcpy(at(i, row_), static_cast<const char *>(leaves[i]) + *done * leaf_bytes_[i], count * leaf_bytes_[i]);
+            if (labelled_ && labels)
+                std::memcpy(at(leaves_, row_), labels + *done * kLabelBytes, count * kLabelBytes);
+            else if (labelled_)
+                std::memset(at(leaves_, row_), 0xff, count * kLabelBytes);
             *done += count;
             written_ += count;
             row_ = row_ + count == rows_ ? 0 : row_ + count;
@@ -145,14 +157,14 @@ public:
 
     // Sleeps until the learner has copied `target` samples, the time is over, or a signal comes.
     bool wait_copied(uint64_t target, int64_t timeout_ns) {
-        const int64_t deadline = monotonic_ns() + timeout_ns;
+        const int64_t deadline = now_ns() + timeout_ns;
         for (;;) {
             const uint32_t turn = words_->turns.load(std::memory_order_seq_cst);
             uint64_t wish = words_->wake_at.load(std::memory_order_seq_cst);
             while (target < wish && !words_->wake_at.compare_exchange_weak(wish, target, std::memory_order_seq_cst)) {}  // SYNC turns
             if (words_->copied.load(std::memory_order_seq_cst) >= target) return true;  // SYNC turns
             ring();
-            const int64_t left = deadline - monotonic_ns();
+            const int64_t left = deadline - now_ns();
             if (left <= 0) return false;
             if (futex_sleep(words_->turns, turn, left) != 0 && errno == EINTR) return words_->copied.load(std::memory_order_seq_cst) >= target;
         }
@@ -161,15 +173,15 @@ public:
     // Sleeps in the same way until a quarter of the rows is free. If every single row woke the worker, the two sides would run in lockstep.
     bool wait_room(int64_t timeout_ns) { return wait_copied(written_ - rows_ + (rows_ + 3) / 4, timeout_ns); }
 
-    // Copies the samples that the learner has not copied to `to`, oldest first, leaf after leaf. The learner's end must have stopped. Returns how many.
-    uint64_t copy_rest(char *to) const {
-        const uint64_t count = under_way(), first = (row_ + rows_ - count % rows_) % rows_, head = count < rows_ - first ? count : rows_ - first;
+    // Copies the newest `count` samples to `to`, oldest first, leaf after leaf. If these are all that the learner has not copied, its end must have
+    // stopped.
+    void copy_rest(char *to, uint64_t count) const {
+        const uint64_t first = (row_ + rows_ - count % rows_) % rows_, head = count < rows_ - first ? count : rows_ - first;
         for (uint32_t i = 0; i < leaf_bytes_.size(); ++i) {
             std::memcpy(to, at(i, first), head * leaf_bytes_[i]);
             std::memcpy(to + head * leaf_bytes_[i], at(i, 0), (count - head) * leaf_bytes_[i]);
             to += count * leaf_bytes_[i];
         }
-        return count;
     }
 
 private:
@@ -177,6 +189,8 @@ private:
         if (words_->bell.exchange(LaneWords::kAwake, std::memory_order_seq_cst) != LaneWords::kAwake) futex_wake(words_->bell, 1);
     }
 
+    const uint32_t leaves_;
+    const bool labelled_;
     uint64_t written_ = 0, row_ = 0;  // row_ == written_ % rows_
     uint64_t seen_ = 0;               // last value read from words_->copied
 };
@@ -213,7 +227,7 @@ public:
 
     // Sleeps until all samples that are whole by now are copied (then true), run() ends, or `ns` have passed.
     bool catch_up(int64_t ns) {
-        const int64_t deadline = monotonic_ns() + ns;
+        const int64_t deadline = now_ns() + ns;
         const uint64_t written = words_->written.load(std::memory_order_acquire);  // SYNC written
         if (words_->bell.exchange(LaneWords::kAwake, std::memory_order_seq_cst) != LaneWords::kAwake) futex_wake(words_->bell, 1);
         listeners_.fetch_add(1, std::memory_order_seq_cst);  // SYNC listeners
@@ -221,7 +235,7 @@ public:
         while (copied_.load(std::memory_order_seq_cst) < written && left > 0) {
             const uint32_t heard = heard_.load(std::memory_order_seq_cst);
             if (copied_.load(std::memory_order_seq_cst) < written && !over_.load(std::memory_order_seq_cst)) futex_sleep(heard_, heard, left);
-            left = over_.load(std::memory_order_seq_cst) ? 0 : deadline - monotonic_ns();
+            left = over_.load(std::memory_order_seq_cst) ? 0 : deadline - now_ns();
         }
         listeners_.fetch_sub(1, std::memory_order_seq_cst);
         return copied_.load(std::memory_order_seq_cst) >= written;
@@ -284,7 +298,7 @@ private:
     }
 
     bool wait_space() {
-        if (waits_since_.load(std::memory_order_relaxed) == 0) waits_since_.store(monotonic_ns(), std::memory_order_relaxed);
+        if (waits_since_.load(std::memory_order_relaxed) == 0) waits_since_.store(now_ns(), std::memory_order_relaxed);
         return api_.wait_space(store_, kSpaceSlice) == ECHO_OK || !finishing_.load(std::memory_order_acquire);
     }
 

@@ -40,12 +40,13 @@ class Lane:
         self.broken = self.counted = False
         self.fd = os.memfd_create("echo-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            size = lane_bytes(spec, self.rows)
+            labels = sink.labelled is not None  # the rows then have a column for them
+            size = lane_bytes(spec, self.rows, labels)
             os.ftruncate(self.fd, size)
             use_huge_pages(self.fd, size)
             os.posix_fallocate(self.fd, 0, size)  # so a lack of memory is an error here, and not a SIGBUS later
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._copier = Copier(self.fd, spec, self.rows, sink.native)
+            self._copier = Copier(self.fd, spec, self.rows, labels, sink.labelled if labels else sink.native)
         except BaseException:
             self.handed_over()
             raise

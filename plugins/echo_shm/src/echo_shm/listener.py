@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ConnectionClosedError
 from echo_core.base.plural import counted
-from echo_core.wire.channel.listener import ChannelListener
+from echo_net.channel.listener import ChannelListener
 
+from ._reaper import SharedStore
 from .board import Board
 from .served import ShmHost, ShmServed
 from .writer import Writer
@@ -22,10 +23,9 @@ from .writer import Writer
 if TYPE_CHECKING:
     import numpy as np
 
-    from echo_core.store.shared.shared_store import SharedStore
-    from echo_core.wire.channel.sessions import Session
     from echo_core.wire.sink import Sink
     from echo_core.wire.weights import PackedWeights
+    from echo_net.channel.sessions import Session
 
     from .lanes import Lane
     from .options import ShmListenOptions
@@ -48,7 +48,7 @@ class ShmListener(ChannelListener, ShmHost):
 
     def __init__(self, acceptor: UnixAcceptor, sink: Sink, options: ShmListenOptions) -> None:
         #: None if the store is not that of a stream, or workers must not see it. Then their samples come over the socket.
-        self.shared = sink.shared(options.claim_timeout) if options.mode == "direct" else None
+        self.shared = SharedStore(sink, options.claim_timeout) if options.mode == "direct" and sink.memory is not None else None
         self.lanes: dict[Session, Lane] = {}  # the lanes from which samples are copied
         self.board = Board(self._is_read)
         self.publishing = threading.Lock()  # held while the board changes

@@ -8,10 +8,10 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ConnectionClosedError, ProtocolError, SecurityError
-from echo_core.wire.channel.host import Host
-from echo_core.wire.channel.served import STREAMING_SECONDS, ServedClient
-from echo_core.wire.channel.subscription import WeightsOffer
 from echo_core.wire.protocol import Kind, frame, pack_request
+from echo_net.channel.host import Host
+from echo_net.channel.served import ServedClient
+from echo_net.channel.subscription import WeightsOffer
 
 from .lanes import Lane
 from .uplink import WEIGHTS
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import threading
 
     from echo_core.base.address import Address
-    from echo_core.store.shared.shared_store import SharedStore
-    from echo_core.wire.channel.link import Link
-    from echo_core.wire.channel.sessions import Session
     from echo_core.wire.later import Later
     from echo_core.wire.protocol import Blob, Buffer
+    from echo_net.channel.link import Link
+    from echo_net.channel.sessions import Session
 
+    from ._reaper import SharedStore
     from .board import Board
     from .options import ShmListenOptions
     from .sockets import UnixChannel
@@ -81,7 +81,6 @@ class ShmServed(ServedClient):
     _generation = 0  # generation of the board that it has
     _answered = False  # whether the worker knows where its samples go
     _counted = 0  # number of samples put directly when the state was last read
-    _counted_at = 0.0
 
     def ended(self) -> None:
         if self.writer is not None:
@@ -214,17 +213,14 @@ class ShmServed(ServedClient):
         return version == sent or (newest is not None and sent < version <= newest.version)
 
     def refresh(self) -> None:
-        super().refresh()
         way = self.writer or self.lane
         if way is None or (self.lane is not None and self.lane.counted):
+            super().refresh()
             return
-        samples, now = way.samples, time.monotonic()
+        samples, waiting, now = way.samples, way.waiting, time.monotonic()
         if samples != self._counted:
-            self._counted, self._counted_at = samples, now
+            self._counted, self.sampled_at = samples, now
+        self.waiting_since = now - waiting if waiting else 0.0
+        super().refresh()
         self.peer.samples = self.session.inserted + samples
         self.peer.bytes += samples * self.sink.spec.sample_bytes
-        waiting = way.waiting
-        if waiting:
-            self.show("waiting for space", now - waiting)
-        elif now < self._counted_at + STREAMING_SECONDS:
-            self.show("streaming", self._counted_at)

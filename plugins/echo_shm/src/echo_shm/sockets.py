@@ -22,8 +22,8 @@ from typing import Any
 
 from echo_core.base.address import Address
 from echo_core.base.errors import ListenError, SecurityError
-from echo_core.wire.channel import Acceptor, Channel
 from echo_core.wire.protocol import Buffer
+from echo_net.channel import Acceptor, Channel
 
 __all__ = ["UnixAcceptor", "UnixChannel", "dial"]
 
@@ -36,7 +36,7 @@ MOST_PATH = 107  # bytes of an address in sockaddr_un
 
 
 class UnixChannel(Channel):
-    """See `echo_core.wire.channel.Channel`. Descriptors travel with the bytes: see `give` and `fds`.
+    """See `echo_net.channel.Channel`. Descriptors travel with the bytes: see `give` and `fds`.
 
     Args:
         takes_descriptors: whether the other end may send any; otherwise the kernel drops them.

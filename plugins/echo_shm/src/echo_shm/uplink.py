@@ -1,6 +1,6 @@
 """A worker's session over shared memory, and the thread that puts samples that had to wait (the pump).
 
-Everything except samples and weights travels over the unix socket, by `echo_core.wire.channel`: handshake, requests, goodbye, reconnecting.
+Everything except samples and weights travels over the unix socket, by `echo_net.channel`: handshake, requests, goodbye, reconnecting.
 `Direct` puts samples into the learner's store or into the worker's lane. Samples that it cannot put at once go to the session's window, from
 which the pump puts them in order, as soon as there is space. If the learner shares no memory, the window is sent over the socket.
 
@@ -14,13 +14,13 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoError, ProtocolError
-from echo_core.wire.channel.link import Link, Work
-from echo_core.wire.channel.uplink import Uplink
 from echo_core.wire.protocol import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
+from echo_net.channel.link import Link, Work
+from echo_net.channel.uplink import Uplink
 
 from ._direct import Direct, Mapping
 from .acknowledgement import DirectSamples, Progress
@@ -30,8 +30,8 @@ from .sockets import UnixChannel
 if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
-    from echo_core.wire.channel import Channel
-    from echo_core.wire.channel.window import Window
+    from echo_net.channel import Channel
+    from echo_net.channel.window import Window
 
     from .options import ShmConnectOptions
 
@@ -106,13 +106,13 @@ class ShmUplink(Uplink):
             raise ProtocolError("the learner offered its memory and did not hand it over; install the same echo-shm at both ends")
         with self.gate.lock:
             # The former copier has ended, because otherwise the learner would not have answered. So this connection takes the samples that are not copied.
-            count, data = self.direct.take_back()
+            count, data, labelled = self.direct.take_back()
             if count:
-                self.window.put_first(count, data)
+                self.window.put_first(count, data, labelled)
         if mode != "socket":
             fd = channel.fds.popleft()
             try:
-                self.direct.attach(fd, channel.fds.popleft(), records) if mode == "direct" else self.direct.attach_lane(fd, rows)
+                self.direct.attach(fd, channel.fds.popleft(), records) if mode == "direct" else self.direct.attach_lane(fd, rows, self.takes_labels)
             except (EchoError, MemoryError, OSError) as error:
                 remedy = '; mode="private" needs less' if mode == "direct" else ""
                 self.end(EchoError(f"the memory of {self.address} cannot be used: {error}{remedy}"))
@@ -207,11 +207,11 @@ class ShmUplink(Uplink):
 
     # ----------------------------------------------------------------- samples that have to wait
 
-    def add(self, count: int, data: bytes) -> None:
+    def add(self, count: int, data: bytes, labels: bytes | None) -> None:
         """Put samples into the window. From now on all samples go through it, so that the caller's next sample cannot overtake these."""
         self.direct.open(False)
         self.start_pump()
-        super().add(count, data)
+        super().add(count, data, labels)
 
     def open_if_idle(self) -> None:
         """Let callers put samples themselves if none is waiting. Called with `gate.lock` held."""
@@ -266,8 +266,8 @@ class ShmUplink(Uplink):
             for entry in entries:
                 row = max(0, window.acknowledged + 1 - entry.first)
                 while row < entry.count:
-                    put = self.direct.pump(entry.payload(), entry.count, row, PUMP_SECONDS)
-                    if put is None or self.over.is_set():
+                    put = self.direct.pump(entry.payload(), entry.count, row, entry.labelled, PUMP_SECONDS)
+                    if put is None:
                         return True  # the store is lost; the samples are put when there is one again
                     if put:
                         row += put
@@ -275,6 +275,8 @@ class ShmUplink(Uplink):
                             self._pumped_at = time.monotonic()
                             window.acknowledge(entry.first + row - 1)
                             self.gate.changed.notify_all()
+                    if self.over.is_set():
+                        return True
         finally:
             with lock:
                 self._pumping = False
@@ -289,6 +291,11 @@ class ShmUplink(Uplink):
             super().close(seconds)
         finally:
             self.direct.drop_lane()
+
+    def leftovers(self) -> Sequence[tuple[int, Buffer, bool]]:
+        self.gate.changed.wait_for(lambda: not self._pumping)  # what the pump has put into the lane is no longer in the window
+        lane = self.direct.leftovers()
+        return [*([lane] if lane[0] else ()), *super().leftovers()]
 
     def end(self, error: EchoError) -> None:
         super().end(error)

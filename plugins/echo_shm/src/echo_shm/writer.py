@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from echo_core.store.shared.shared_store import SharedStore
-    from echo_core.wire.channel.sessions import Session
+    from echo_net.channel.sessions import Session
+
+    from ._reaper import SharedStore
 
 __all__ = ["Writer"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.math cimport INFINITY
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
@@ -31,6 +31,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         ClientId client
         uint64_t base
         cbool echo1
+        cbool observer
         int64_t beat_ns
         string unsent
         string leftover
@@ -55,7 +56,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void end()
 
     cdef struct PeerRow:
-        uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at
+        uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at, wanted_at, sampled_at
 
     cdef struct HeldRow:
         uint64_t key, bytes, version, version_bytes
@@ -65,7 +66,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         uint64_t staged_bytes, protocol_errors, acks, weights_sent, rounds, active, waiting
 
     cdef cppclass Learner:
-        Learner(const echo_capi*, echo_store*, unsigned, uint64_t, int64_t, shared_ptr[CRequests], uint64_t) except +
+        Learner(const echo_capi*, echo_store*, unsigned, uint64_t, int64_t, shared_ptr[CRequests], uint64_t, echo_store*) except +
         int events_fd()
         vector[Event] take_events() except +
         uint64_t add(NewPeer) except +
@@ -85,7 +86,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void tell_when_holding()
         vector[HeldRow] held() except +
         TotalsRow totals()
-        void stop(int64_t, string)
+        void stop(int64_t, string, uint8_t)
 
 # Event kinds, as in learner/events.hpp.
 ADDED = 0
@@ -144,7 +145,7 @@ cdef class NativeLearner:
     """Loops that read authenticated sockets into a store.
 
     Args:
-        store: PyCapsule "echo_core.store" (`sink.native`).
+        store, labelled: PyCapsules "echo_core.store" (`sink.native`, `sink.labelled`); the latter may be None.
         threads: number of loops, each with one thread; a client is always served by the same loop.
         staging_bytes: memory of each loop for large frames that cannot go straight into slots.
         silence: seconds without a byte after which a client counts as lost.
@@ -156,11 +157,14 @@ cdef class NativeLearner:
     cdef unique_ptr[Learner] learner
     cdef dict payloads  # ticket -> _Payload that a loop may still be sending
 
-    def __cinit__(self, store, unsigned threads, uint64_t staging_bytes, double silence, RequestQueue requests, uint64_t group):
+    def __cinit__(self, store, labelled, unsigned threads, uint64_t staging_bytes, double silence, RequestQueue requests, uint64_t group):
         cdef const echo_capi* table = echo_table(ECHO_CAPI_VERSION)
         cdef echo_store* native = echo_store_of(store)
+        cdef echo_store* with_labels = NULL
+        if labelled is not None:
+            with_labels = echo_store_of(labelled)
         self.payloads = {}
-        self.learner.reset(new Learner(table, native, threads, staging_bytes, <int64_t>(silence * 1e9), requests.requests, group))
+        self.learner.reset(new Learner(table, native, threads, staging_bytes, <int64_t>(silence * 1e9), requests.requests, group, with_labels))
 
     def __dealloc__(self):
         # Joins the threads without a goodbye to the peers, which is the task of stop().
@@ -171,13 +175,14 @@ cdef class NativeLearner:
         """Readable while there are events to take."""
         return self.learner.get().events_fd()
 
-    def add(self, sock, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover, double beat) -> int:
+    def add(self, sock, bytes client, uint64_t base, *, cbool echo1, cbool observer, bytes unsent, bytes leftover, double beat) -> int:
         """Hand over a connected, non-blocking socket. It is detached, and the loop owns it from now on. Its first event is `ADDED`.
 
         Args:
             client: 16 bytes, the same for every connection of a session.
             base: number of samples of the session that the client knows to be committed.
             echo1: whether it speaks the original protocol.
+            observer: whether samples that it sends break the protocol.
             beat: seconds after which a sign of life is due; infinite: never.
             unsent, leftover: bytes of the handshake that are still to be sent, and bytes that came after the handshake.
 
@@ -193,6 +198,7 @@ cdef class NativeLearner:
         memcpy(peer.client.data(), <const char*>client, 16)
         peer.base = base
         peer.echo1 = echo1
+        peer.observer = observer
         peer.beat_ns = 0 if beat > 1e6 else <int64_t>(beat * 1e9) + 1
         peer.unsent = unsent
         peer.leftover = leftover
@@ -269,7 +275,7 @@ cdef class NativeLearner:
         self.learner.get().withdraw()
 
     def peers(self) -> list[dict[str, int]]:
-        """One row for each connection: key, samples, bytes, version, digest, partial, read_at and parked_at (CLOCK_MONOTONIC, ns)."""
+        """One row for each connection: key, samples, bytes, version, digest, partial, read_at, parked_at, wanted_at and sampled_at (CLOCK_MONOTONIC, ns)."""
         cdef vector[PeerRow] rows = self.learner.get().peers()
         return [row for row in rows]
 
@@ -287,10 +293,10 @@ cdef class NativeLearner:
         """Counters, summed over all loops."""
         return self.learner.get().totals()
 
-    def stop(self, double seconds, bytes reason) -> None:
-        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds` and tell them the reason, and end the
-        threads. Idempotent."""
+    def stop(self, double seconds, bytes reason, uint8_t flags) -> None:
+        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds`, by a BYE frame with this reason and these
+        flags, and end the threads. Idempotent."""
         cdef string farewell = reason
         cdef int64_t deadline = clock_ns() + <int64_t>(seconds * 1e9)
         with nogil:
-            self.learner.get().stop(deadline, farewell)
+            self.learner.get().stop(deadline, farewell, flags)

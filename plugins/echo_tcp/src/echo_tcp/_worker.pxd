@@ -42,6 +42,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         uint64_t frames_sent
         uint64_t send_blocked
         uint64_t blocked_ns
+        uint64_t answers
         uint64_t links
         uint64_t restarts
 
@@ -56,11 +57,16 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         uint64_t rtt_p99
         bool connected
 
+    cdef cppclass Leftover "echo_tcp::worker::Engine::Leftover":
+        uint32_t count
+        bool labelled
+        string payload
+
     cdef cppclass Engine:
         Engine(const vector[uint64_t]& leaf_bytes, const EngineConfig& config) except +
         bool small()
-        Status put_one(const void* const* leaves) except +
-        Status put(const void* const* leaves, uint64_t n, int64_t slice_ns, bool again) except +
+        Status put_one(const void* const* leaves, const void* labels) except +
+        Status put(const void* const* leaves, uint64_t n, int64_t slice_ns, bool again, const void* labels) except +
         void pump() except +
         uint64_t appended()
         Status flushed(uint64_t number, int64_t slice_ns) except +
@@ -70,6 +76,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         shared_ptr[RecycledBuffers] recycled()
         void forget(uint64_t id)
         void subscribe() except +
+        void waits_for_weights(bool begins) except +
         bool take_weights(WeightsBlob& out)
         void hold(uint64_t number, uint64_t digest) except +
         uint64_t holds()
@@ -78,15 +85,20 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         unsigned wait_event(int64_t slice_ns)
         Status linked(int64_t slice_ns)
         void fail(const string& why, bool broken_format)
+        void end_job()
+        void damaged(const string& why)
         uint64_t base()
         void begin_close()
         void part(const string& reason) except +
         Status parted(int64_t slice_ns)
         void stop()
+        Leftover leftover(uint64_t) except +
         void leave_to_parent()
         Status state()
         bool forked()
         bool broken_format()
+        bool job_ended()
+        bool broken_weights()
         string why() except +
         EngineStats stats()
 
@@ -108,7 +120,8 @@ cdef extern from "frame.hpp" namespace "echo_tcp" nogil:
     int KIND_SUBSCRIBE "int(echo_tcp::Kind::subscribe)"
     int KIND_PING "int(echo_tcp::Kind::ping)"
     int KIND_BYE "int(echo_tcp::Kind::bye)"
-    int flag_reply, flag_last_chunk, flag_first_chunk
+    int flag_reply, flag_labels, flag_ended, flag_last_chunk, flag_first_chunk
+    uint64_t LABEL_BYTES "echo_tcp::label_bytes"
     uint64_t max_data_bytes, max_data_count, max_control_bytes, max_weights_chunk, max_bye_bytes
 
 
@@ -127,6 +140,7 @@ cdef class Worker:
     cdef bint small        # copied with the GIL held
     cdef bint original
     cdef bint closed
+    cdef bint end_is_told  # a caller has got the error that says that the job has ended
     cdef object untold     # the error that says what a close() that was interrupted could not say, or None
     cdef object spec
     cdef object flattener
@@ -139,8 +153,8 @@ cdef class Worker:
     cdef readonly str name
     cdef readonly str address
 
-    cdef int take(self, object sample, const void** leaves, object timeout) except -1
-    cdef int put(self, const void** leaves, uint64_t n, object timeout) except -1
+    cdef int take(self, object sample, const void** leaves, object timeout, const char* labels) except -1
+    cdef int put(self, const void** leaves, uint64_t n, object timeout, const char* labels) except -1
     cdef int until(self, Goal goal, uint64_t number, Patience patience) except -1
     cdef int check(self) except -1
     cdef object error(self, Status status)

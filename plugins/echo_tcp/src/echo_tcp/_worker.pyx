@@ -10,6 +10,7 @@ from threading import get_ident, main_thread
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libcpp.utility cimport move
@@ -17,11 +18,11 @@ from libcpp.utility cimport move
 from echo_core.store.door.capi cimport echo_batch_pointers, echo_leaf_pointers
 
 from echo_core.base.errors import (
-    ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
+    ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, JobEnded, ProtocolError,
 )
 from echo_core.base.plural import counted
-from echo_core.base.waiting import Wait, shown
-from echo_core.wire.weights import learner_of, unpack, verify
+from echo_core.base.waiting import CLOSE_LOG_AFTER, Wait, logged_after, shown
+from echo_core.wire.weights import PACKED, learner_of, unpack, verify
 from echo_core.wire.protocol import pack_request, parse_reply
 
 cdef enum:
@@ -37,6 +38,14 @@ OVER = 4
 include "worker/wire_format.pxi"
 
 watch_forks()
+
+
+cdef const char* checked(bytes labels, Py_ssize_t count) except? NULL:
+    if labels is None:
+        return NULL
+    if len(labels) != count * <Py_ssize_t>LABEL_BYTES:
+        raise ValueError(f"the labels of {counted(count, 'sample')} have {count * LABEL_BYTES} bytes, not {len(labels)}")
+    return PyBytes_AS_STRING(labels)
 
 
 cdef class Worker:
@@ -94,22 +103,25 @@ cdef class Worker:
 
     # --- samples --------------------------------------------------------------------------------
 
-    def send(self, sample, timeout=None):
+    def send(self, sample, timeout=None, bytes label=None):
         """See `echo_core.wire.transport.Connection.send`."""
         cdef const void* few[FEW]
         cdef const void** leaves
+        cdef const char* labels = NULL
+        if label is not None:  # a call would look for an error after each sample without labels
+            labels = checked(label, 1)
         if self.count <= FEW:
-            self.take(sample, few, timeout)
+            self.take(sample, few, timeout, labels)
             return
         leaves = <const void**>PyMem_Malloc(self.count * sizeof(void*))
         if leaves == NULL:
             raise MemoryError()
         try:
-            self.take(sample, leaves, timeout)
+            self.take(sample, leaves, timeout, labels)
         finally:
             PyMem_Free(leaves)
 
-    cdef int take(self, object sample, const void** leaves, object timeout) except -1:
+    cdef int take(self, object sample, const void** leaves, object timeout, const char* labels) except -1:
         cdef Status status
         cdef list keep
         if self.engine.forked():
@@ -120,7 +132,7 @@ cdef class Worker:
             if keep is None:
                 keep = []
             echo_leaf_pointers(self.spec, sample, leaves, keep)
-            status = self.engine.put_one(leaves)
+            status = self.engine.put_one(leaves, labels)
             if keep:
                 keep.clear()
             self.spare = keep
@@ -137,9 +149,9 @@ cdef class Worker:
         held = self.flattener.unflatten(self.flattener.flatten(sample))
         keep = []
         echo_leaf_pointers(self.spec, held, leaves, keep)
-        return self.put(leaves, 1, timeout)
+        return self.put(leaves, 1, timeout, labels)
 
-    def send_batch(self, samples, timeout=None):
+    def send_batch(self, samples, timeout=None, bytes labels=None):
         """See `echo_core.wire.transport.Connection.send_batch`."""
         cdef const void* few[FEW]
         cdef const void** leaves = few
@@ -154,19 +166,19 @@ cdef class Worker:
         try:
             n = echo_batch_pointers(self.spec, samples, leaves, keep)
             if n:
-                self.put(leaves, n, timeout)
+                self.put(leaves, n, timeout, checked(labels, n))
         finally:
             if leaves != few:
                 PyMem_Free(leaves)
 
-    cdef int put(self, const void** leaves, uint64_t n, object timeout) except -1:
+    cdef int put(self, const void** leaves, uint64_t n, object timeout, const char* labels) except -1:
         cdef Patience patience = None
         cdef int64_t slice_ns = 0
         cdef bint again = False
         cdef Status status
         while True:
             with nogil:
-                status = self.engine.put(leaves, n, slice_ns, again)
+                status = self.engine.put(leaves, n, slice_ns, again, labels)
             if status == Status.ok:
                 return 0
             if status != Status.wait:
@@ -192,19 +204,29 @@ cdef class Worker:
         """See `echo_core.wire.transport.Connection.weights`."""
         cdef Patience patience = None
         cdef uint64_t holds
+        cdef bint told = False
         self.check()
         self.only_echo2("weights()")
         with nogil:
             self.engine.subscribe()
-        while True:
-            holds = self.engine.holds()
-            newest = self.newest
-            if newest is not None and self.newer(newest[0], newest[4], newer_than):
-                self.shown = newest[4]
-                return unpack(newest[1], newest[2], like, proven=newest[3])
-            if patience is None:
-                patience = Patience(self, timeout, "weights")
-            self.until(HELD, holds, patience)
+        try:
+            while True:
+                holds = self.engine.holds()
+                newest = self.newest
+                if newest is not None and self.newer(newest[0], newest[4], newer_than):
+                    self.shown = newest[4]
+                    return unpack(newest[1], newest[2], like, proven=newest[3])
+                if patience is None:
+                    patience = Patience(self, timeout, "weights")
+                    told = patience.seconds > 0 and like is not PACKED  # a server that passes weights on waits all the time
+                    if told:
+                        with nogil:
+                            self.engine.waits_for_weights(True)
+                self.until(HELD, holds, patience)
+        finally:
+            if told:
+                with nogil:
+                    self.engine.waits_for_weights(False)
 
     def newer(self, version, life, than):
         """Whether `version` of the learner number `life`, the newest here, is newer than `than`. Another learner counts anew. Then every
@@ -224,9 +246,9 @@ cdef class Worker:
         version = blob.blob.version
         meta = <bytes>blob.blob.meta
         try:
-            digest = verify(meta, blob)
+            digest = verify(meta, blob, version)
         except ProtocolError as error:
-            self.fail(str(error), True)
+            self.engine.damaged(str(error).encode())
             return
         # The weights cannot belong to a later link, because this same thread also attaches links.
         numbered_by = learner_of(meta) or str(self.engine.stats().counters.restarts)
@@ -286,6 +308,10 @@ cdef class Worker:
         """There will be no further link: every call raises from now on."""
         self.engine.fail(why.encode(), broken_format)
 
+    def end_job(self):
+        """The learner has ended the job: every call raises JobEnded from now on."""
+        self.engine.end_job()
+
     def base(self):
         """How many samples of the session are known to be committed."""
         return self.engine.base()
@@ -293,6 +319,14 @@ cdef class Worker:
     def why(self):
         """Why the last link was lost."""
         return self.engine.why().decode("utf-8", "replace")
+
+    def broken(self):
+        """What the learner broke on the last link, and how much of it arrived whole over all links, as `BrokenLinks.believed` takes them.
+        None if the link was lost for another reason."""
+        cdef EngineStats now = self.engine.stats()
+        if not self.engine.broken_format():
+            return None
+        return ("weights", now.holds) if self.engine.broken_weights() else ("messages", now.acked + now.holds + now.counters.answers)
 
     # --- statistics, and the end ----------------------------------------------------------------
 
@@ -333,6 +367,7 @@ cdef class Worker:
             return
         patience = Patience(self, timeout, "close")  # first: an invalid timeout closes nothing
         self.closed = True
+        end_is_told = self.end_is_told
         error = None
         told = False
         try:
@@ -340,7 +375,8 @@ cdef class Worker:
                 with nogil:
                     self.engine.begin_close()
                 try:
-                    self.until(ACKNOWLEDGED, self.engine.appended(), patience)
+                    with logged_after(CLOSE_LOG_AFTER):
+                        self.until(ACKNOWLEDGED, self.engine.appended(), patience)
                 except EchoError as failure:
                     error = failure
                 with nogil:
@@ -357,13 +393,34 @@ cdef class Worker:
             missing = self.engine.stats().appended - self.engine.stats().acked
             if not told and missing:  # Ctrl-C
                 self.untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
-        if error is not None:
+        if isinstance(error, JobEnded):
+            if not end_is_told:
+                raise error
+        elif error is not None:
             kind = EchoTimeoutError if isinstance(error, EchoTimeoutError) else ConnectionClosedError
             raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {error}") from error
 
     @property
     def is_closed(self):
         return self.closed or self.engine.forked()
+
+    def leftovers(self):
+        """See `echo_core.wire.transport.Connection.leftovers`."""
+        cdef Leftover some
+        cdef uint64_t done = 0
+        cdef list out = []
+        if self.original:
+            raise EchoError("the original protocol numbers no samples, so nobody knows which ones were delivered; connect with protocol='echo2'")
+        while True:
+            some = self.engine.leftover(done)
+            if some.count == 0:
+                return out
+            out.append((some.count, <bytes>some.payload, some.labelled))
+            done += some.count
+
+    @property
+    def job_ended(self):
+        return not self.engine.forked() and self.engine.job_ended()
 
     @property
     def forked(self):
@@ -406,6 +463,9 @@ cdef class Worker:
     cdef object error(self, Status status):
         if status == Status.closed:
             return ClosedError(f"worker {self.name!r}: the connection to {self.address} is closed")
+        if self.engine.job_ended():
+            self.end_is_told = True
+            return JobEnded.at(self.address, self.engine.stats().appended - self.engine.stats().acked)
         if self.engine.broken_format():
             return ProtocolError(f"{self.address} is no usable learner: {self.why()}")
         return ConnectionClosedError(f"worker {self.name!r} lost {self.address}: {self.why()}")

@@ -74,13 +74,17 @@ class TcpConnection(Connection):
             self.send_batch = worker.send_batch  # type: ignore[method-assign]
         _open.add(self)
 
-    def send(self, sample: Any, timeout: float | None = None) -> None:
-        self._check_role()
-        self._worker.send(sample, timeout)
+    @property
+    def takes_labels(self) -> bool:
+        return self._uplink.takes_labels
 
-    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+    def send(self, sample: Any, timeout: float | None = None, label: bytes | None = None) -> None:
         self._check_role()
-        self._worker.send_batch(samples, timeout)
+        self._worker.send(sample, timeout, label)
+
+    def send_batch(self, samples: Any, timeout: float | None = None, labels: bytes | None = None) -> None:
+        self._check_role()
+        self._worker.send_batch(samples, timeout, labels)
 
     def _check_role(self) -> None:
         if self.options.role != "worker":
@@ -113,9 +117,11 @@ class TcpConnection(Connection):
         blocked_seconds, weights_received, ack_rtt_p50_ns and ack_rtt_p99_ns (time from handing a
         frame to the network until its acknowledgement)."""
         stats: dict[str, Any] = self._worker.stats()
-        if self.options.role != "worker":
-            stats.update(samples=0, acknowledged=0)  # its numbers are not counts: see NO_SAMPLES in listener/control.py
         return stats
+
+    @property
+    def ended(self) -> bool:
+        return self._worker.job_ended
 
     def close(self, timeout: float | None = None) -> None:
         try:
@@ -124,6 +130,9 @@ class TcpConnection(Connection):
             if not self._worker.forked:
                 self._uplink.stop()
                 _open.discard(self)
+
+    def leftovers(self) -> list[tuple[int, bytes, bool]]:
+        return self._worker.leftovers()
 
     def _end(self, timeout: float) -> None:
         try:

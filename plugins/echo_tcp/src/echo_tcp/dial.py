@@ -17,7 +17,7 @@ from echo_core.base.errors import (
     ConnectionClosedError,
     EchoTimeoutError,
 )
-from echo_core.wire.handshake import ClientHandshake
+from echo_net.handshake import ClientHandshake
 
 from .sockets import left_at_fork, unpaced
 

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from echo_core.base.errors import HandshakeRefused, ProtocolError, SpecError
+from echo_core.base.errors import ConfigError, HandshakeRefused, ProtocolError, SpecError
+from echo_core.spec.ragged import ChunkSpec
 from echo_core.spec.structure import leaf_name
 
 from .dial import Link, connect, receive_exactly
@@ -35,7 +36,9 @@ MAX_NDIM = 32
 
 
 def check_sendable(spec: Spec) -> None:
-    """Raise SpecError if the protocol cannot carry such samples without an error or a change of values."""
+    """Raise SpecError if the protocol cannot carry such samples without an error or a change of values. Raise ConfigError if they vary in length."""
+    if isinstance(spec, ChunkSpec):
+        raise ConfigError("workers of protocol 'echo1' send samples of one size, and the example has Ragged leaves; leave out protocol=")
     if spec.sample_bytes == 0:
         raise SpecError(
             "the original protocol cannot carry samples without any bytes: nothing would say that one"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from echo_core.base.transport_options import ConnectOptions, ListenOptions
 from echo_core.security import tls
-from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
+from echo_net.network.connection_rate import CONNECTION_RATE, check_connection_rate
 
 __all__ = ["TcpConnectOptions", "TcpListenOptions", "TcpsConnectOptions", "TcpsListenOptions"]
 

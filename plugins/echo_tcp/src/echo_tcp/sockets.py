@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from echo_core.wire.network.listening import cannot_listen
+from echo_net.network.listening import cannot_listen
 
 __all__ = ["free", "left_at_fork", "listen_on", "name_of", "unpaced"]
 

@@ -6,20 +6,22 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from echo_core.base.address import Address
-from echo_core.base.errors import AddressError, ConnectionClosedError, EchoTimeoutError
+from echo_core.base.errors import AddressError, ConnectionClosedError, EchoTimeoutError, JobEnded
 from echo_core.client.client import Client
 from echo_core.security import tls
+from echo_core.security.renewed import Renewed
 from echo_core.security.tokens import TokenSource, check_exposure
-from echo_core.wire.channel import Channel, ChannelTransport
 from echo_core.wire.transport import Connection, Listener, Transport
+from echo_net.channel import Channel, ChannelTransport
 
 from .connection import TcpConnection
 from .options import TcpConnectOptions, TcpListenOptions, TcpsConnectOptions, TcpsListenOptions
 
 if TYPE_CHECKING:
+    from echo_core.client.leftovers import Leftover
     from echo_core.spec.spec import Spec
     from echo_core.wire.sink import Sink
 
@@ -101,7 +103,7 @@ class TcpsTransport(ChannelTransport):
         options = self.options
         known = options.auth or options.tls_client_authority is not None
         check_exposure(options.host, known, options.allow_insecure)
-        return TlsAcceptor(options, tls.server_context(options, options.host))
+        return TlsAcceptor(options, Renewed(lambda: tls.server_context(options, options.host), options))
 
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
@@ -116,7 +118,7 @@ class TcpsTransport(ChannelTransport):
 
 
 def _without_path(address: Address) -> None:
-    if address.path:
+    if address.endpoint and address.path:  # an address without a port has no endpoint
         raise AddressError(f'"{address}" has a path, which means nothing here; write "{replace(address, path="")}"')
 
 
@@ -156,24 +158,38 @@ class TcpClient(Client):
             options["max_inflight_msgs"] = max_inflight_msgs
         super().__init__(Address("tcps" if tls else "tcp", host, port), example, **options)
 
-    def close(self, timeout: float | None = None) -> None:
+    @overload
+    def close(self, timeout: float | None = None, *, leftovers: Literal[False] = False) -> None: ...
+
+    @overload
+    def close(self, timeout: float | None = None, *, leftovers: Literal[True]) -> list[Leftover]: ...
+
+    def close(self, timeout: float | None = None, *, leftovers: bool = False) -> list[Leftover] | None:
         """Deliver all samples of `send`, then close. Idempotent.
 
         Args:
             timeout: seconds, as in `Client.close`. None waits for as long as the learner commits samples. When a connected learner commits
                 none for 1 s, because its store is full and nobody samples, this gives up with a RuntimeWarning that says how many are left.
+            leftovers: return what was not delivered, as `Client.close` does.
 
         Raises:
             EchoTimeoutError: `timeout` is over. ConnectionClosedError: the learner is gone. The message says how many samples were
                 not acknowledged, and the client is closed anyway.
         """
+        if leftovers:
+            return super().close(timeout, leftovers=True)
         try:
             super().close(0 if timeout is None and self._stands_still() else timeout)
+        except JobEnded as error:
+            super().close(timeout)
+            if error.unacknowledged:
+                raise
         except EchoTimeoutError as error:
             if timeout is not None:
                 raise
             warnings.warn(f"{error}. TcpClient.close() waits no longer than {STANDSTILL_SECONDS:g} s for a learner that commits nothing; "
                           "give close(timeout=...) to wait longer", RuntimeWarning, stacklevel=2)
+        return None
 
     @property
     def _in_flight_count(self) -> int:
@@ -191,6 +207,8 @@ class TcpClient(Client):
                 before, left = left, self.unacknowledged
                 if left < before:
                     since = time.monotonic()
+            except JobEnded:  # close() raises it: Client.close() says it only once
+                raise
             except ConnectionClosedError:
                 return False
         return bool(self.stats()["connected"])

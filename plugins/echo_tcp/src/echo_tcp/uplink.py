@@ -22,8 +22,10 @@ from echo_core.base.errors import (
     EchoTimeoutError,
     HandshakeRefused,
 )
-from echo_core.wire.handshake import ClientHandshake
-from echo_core.wire.network.unreachable import advice
+from echo_core.base.waiting import shown
+from echo_net.handshake import ClientHandshake
+from echo_net.network.broken_links import MOST, BrokenLinks
+from echo_net.network.unreachable import advice
 
 from . import _worker
 from .dial import Link, dial_echo2
@@ -40,12 +42,17 @@ __all__ = ["Uplink"]
 log = logging.getLogger("echo")
 
 ATTEMPT_SECONDS = 10.0  # for one attempt, so that a worker does not wait for a learner that hangs while its successor is ready
+LEAST_SECONDS = 0.1  # for one attempt, also where the time is nearly over
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 ASLEEP = 86400.0  # seconds; the thread has work only when an event comes
 
 
 class Uplink:
-    """Dials `address` for `worker`, now and whenever its link is lost."""
+    """Dials `address` for `worker`, now and whenever its link is lost.
+
+    Attributes:
+        takes_labels: whether samples may have labels, as the learner said in the handshake.
+    """
 
     def __init__(
         self, worker: _worker.Worker, address: Address, spec: Spec, options: TcpConnectOptions
@@ -57,6 +64,8 @@ class Uplink:
         self._client_id = options.client_id or secrets.token_hex(16)
         self._session = secrets.token_hex(16)  # see echo_core.wire.identity
         self._incarnation = ""
+        self.takes_labels = False
+        self._broken_links = BrokenLinks()
         self._over = threading.Event()
         self._dialling: socket.socket | None = None  # is shut down if the connection ends
         self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
@@ -67,12 +76,12 @@ class Uplink:
         Raises EchoTimeoutError with the last reason, and at once every error that another attempt cannot cure.
         """
         start = time.monotonic()
-        seconds = self._options.timeout
+        seconds = self._options.connect_seconds
         link = self._dial_until(start, seconds, self._over.wait)
         if isinstance(link, BaseException):
             raise EchoTimeoutError(
                 f"worker {self._worker.name!r} could not reach {self._address} within "
-                f"{seconds:g} s ({link}); {advice(self._address, link, tokens=self._options.protocol != 'echo1')}"
+                f"{shown(seconds)} s ({link}); {advice(self._address, link, tokens=self._options.protocol != 'echo1')}"
             ) from link
         self._attach(link)
         self._thread.start()
@@ -97,6 +106,8 @@ class Uplink:
                 if events & _worker.WEIGHTS_HERE:
                     self._worker.accept_weights()
                 if events & _worker.OVER:
+                    if self._worker.job_ended:
+                        log.info("worker %r: the learner at %s has ended the job", self._worker.name, self._address)
                     return
                 if events & _worker.LINK_LOST:
                     self._return()
@@ -106,11 +117,16 @@ class Uplink:
 
     def _return(self) -> None:
         worker, seconds = self._worker, self._options.timeout
-        why = worker.why()
+        why, broken = worker.why(), worker.broken()
         if not self._options.reconnect or self._options.protocol == "echo1":
-            worker.fail(why)  # the original protocol has no resume point
+            worker.fail(why, broken is not None)  # the original protocol has no resume point
+            return
+        if broken is not None and self._broken_links.believed(*broken):
+            worker.fail(f"{why} (this ended {MOST} connections in a row)", True)
             return
         log.warning("worker %r lost %s: %s", worker.name, self._address, why)
+        if broken is not None and self._pause(BACKOFF[0]):  # a learner that breaks the protocol each time is not dialled all the time
+            return
         try:
             link = self._dial_until(time.monotonic(), seconds, self._pause)
         except EchoError as error:
@@ -150,9 +166,12 @@ class Uplink:
         while True:
             left = start + seconds - time.monotonic()
             try:
-                return self._dial(max(0.1, min(ATTEMPT_SECONDS, left)))
+                return self._dial(max(LEAST_SECONDS, min(ATTEMPT_SECONDS, left)))
             except (EchoTimeoutError, ConnectionClosedError) as error:
-                if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
+                if isinstance(error, HandshakeRefused) and error.code == "ended" and self._incarnation:
+                    self._worker.end_job()
+                    raise
+                if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown", "ended"):
                     verdict = self._judged(error, verdict)
                 cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
                 reason = reason if reason and cut_short else error
@@ -186,7 +205,9 @@ class Uplink:
 
         options = self._options
         if options.resolve is not None:
-            self._address = options.resolve()
+            began = time.monotonic()
+            self._address = options.resolve(seconds)
+            seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))
         if options.protocol == "echo1":
             return dial_echo1(
                 self._address, self._spec, options.send_buffer, seconds, dialling
@@ -202,5 +223,8 @@ class Uplink:
             table=options.table,
             session=self._session,
             silence=options.silence,
+            labels=self.takes_labels,
         )
-        return dial_echo2(self._address, handshake, options.silence, options.send_buffer, seconds, dialling)
+        link = dial_echo2(self._address, handshake, options.silence, options.send_buffer, seconds, dialling)
+        self.takes_labels = handshake.peer["labels"]
+        return link

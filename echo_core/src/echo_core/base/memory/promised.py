@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import Protocol
@@ -33,3 +34,12 @@ def unpromised_memory() -> int:
     with _lock:
         growing = list(_growing)
     return max(0, available_memory() - sum(one.bytes_to_come() for one in growing))
+
+
+def _after_fork() -> None:
+    """In the child: a thread that does not exist there may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import threading
 import weakref
 from contextlib import suppress
@@ -58,3 +59,12 @@ def _give_back(memory: mmap.mmap) -> None:
             _spares.pop(0)
     finally:
         _lock.release()
+
+
+def _after_fork() -> None:
+    """In the child: a thread that does not exist there may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,5 @@
 """The operations that clients can request from a server by `request()`. Each names the roles that it requires (without roles: admin).
+Operations on a storage, such as the draws from a replay table, are the storage's own (store/storage_operations.py).
 
 An operation gets the server as an argument. A closure over the server would be a reference cycle, so that a dropped server would stay
 alive and listening until the garbage collector runs.
@@ -16,10 +17,8 @@ from ..requests.large_messages import part, piece
 from ..statistics.metrics import server_stats
 from .calls import next_call
 from .draining import drain
-from .draws import item, layout, sample, withdraw
-from .items import ack, delete, insert, peek, priority_histogram, top, update_items, update_priorities
 from .looks import tap
-from .operation import Operation, of_clients, table_of
+from .operation import Operation, of_clients, storage_of
 from .relaying import relay
 
 if TYPE_CHECKING:
@@ -36,30 +35,18 @@ def _specs(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
 
 def _blocked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     """Why a table, or the stream, takes no samples now; "" if it takes some."""
-    return {"why": table_of(server, body).why_full() if server.tables else server._why_full()}, b""
+    return {"why": storage_of(server, body).why_full()}, b""
 
 
 OPERATIONS: Mapping[str, Operation] = {
     "stats": needs("write", "read")(lambda server, peer, body, blob: (server_stats(server), b"")),
-    "blocked": needs("write", "read")(_blocked),
+    "blocked": needs("write", "read")(of_clients(_blocked)),
     "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time(), "version": __version__}, blob)),
     "tables": needs("write", "read")(_specs),
-    "update_priorities": needs("read")(of_clients(update_priorities)),
-    "delete": needs("admin")(of_clients(delete)),
-    "sample": needs("read")(of_clients(sample)),
-    "withdraw": needs("write", "read")(of_clients(withdraw)),
-    "layout": needs("write", "read")(of_clients(layout)),
-    "item": needs("read")(of_clients(item)),
-    "peek": needs("read")(of_clients(peek)),
-    "update_items": needs("read")(of_clients(update_items)),
-    "top": needs("read")(of_clients(top)),
-    "priority_histogram": needs("read")(of_clients(priority_histogram)),
-    "ack": needs("read")(of_clients(ack)),
-    "insert": needs("write")(of_clients(insert)),
     "part": needs("write", "read")(part),
     "piece": needs("write", "read")(piece),
     "drain": drain,  # for admins
     "calls/next": needs("write", "read")(next_call),
-    "tap": needs("read")(tap),
+    "tap": needs("read")(of_clients(tap)),
     "weights/relay": needs("read")(of_clients(relay)),
 }

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import optree
-
 from ...base.errors import EchoError, ProtocolError
 from ...wire.protocol import MAX_CONTROL_BYTES
 from ..tap import ROOM
+from .operation import storage_of
 
 if TYPE_CHECKING:
     from ...spec.spec import Spec
@@ -30,36 +28,25 @@ def tap(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> t
         if type(number) is not int or type(at) is not int or at < 0:
             raise ProtocolError("the request for a part of a look needs two whole numbers, tap and at")
         return {}, server._taps.part(number, at)
-    n, name = body.get("n"), body.get("table")
+    n, storage = body.get("n"), storage_of(server, body)
     if type(n) is not int or not 1 <= n <= MAX_LOOK_SAMPLES:
         raise EchoError(f"n must be a whole number from 1 to {MAX_LOOK_SAMPLES}, not {n!r}")
-    if name is not None and not isinstance(name, str):
-        raise ProtocolError("a table's name must be text")
-    if server.tables:
-        table = server.table(name)
-        return _told(server, table.spec, *_of_table(table, _fitting(n, table.spec)), f"table {table.name!r} holds no item")
-    if name is not None:
-        raise EchoError(f"this server streams and has no tables; leave out the table name {name!r}")
-    most = _fitting(n, server.spec)
-    count, leaves = server._newest(most)
-    found = (count, leaves) if count else server._taps.wished(server, most) or (0, [])
-    why = "the store has no samples that are complete and not yet taken, and the learner has taken no batch since"
-    return _told(server, server.spec, found[0], found[1], None, why)
+    most = _fitting(n, storage.spec)
+    count, leaves, keys = storage.look(most)
+    if not count and (granted := server._taps.wished(storage, most)) is not None:
+        count, leaves = granted
+    why = (
+        f"table {storage.name!r} holds no item"
+        if storage.name
+        else "the store has no samples that are complete and not yet taken, and the learner has taken no batch since"
+    )
+    return _told(server, storage.spec, count, leaves, keys, why)
 
 
 def _fitting(n: int, spec: Spec) -> int:
     if spec.sample_bytes > MAX_LOOK_BYTES:
         raise EchoError(f"one sample has {spec.sample_bytes:,} bytes, but a look has at most {MAX_LOOK_BYTES:,}")
     return min(n, MAX_LOOK_BYTES // max(1, spec.sample_bytes))
-
-
-def _of_table(table: Any, n: int) -> tuple[int, list[bytes], list[int]]:
-    keys = table.newest(n)
-    if keys.size == 0:
-        return 0, [], []
-    batch, here = table.peek(keys)
-    leaves = optree.tree_leaves(batch, namespace=table.spec.namespace)
-    return int(here.sum()), [np.ascontiguousarray(leaf[here]).tobytes() for leaf in leaves], keys[here].tolist()
 
 
 def _told(server: ServerState, spec: Spec, n: int, leaves: list[bytes], keys: list[int] | None, why: str) -> tuple[dict[str, Any], bytes]:

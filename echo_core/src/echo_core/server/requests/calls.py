@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Calls"]
 
+SERVE_SECONDS = 5.0  # after its connection, for a client to serve its first operation
 MOST_IDLE = 1024  # requests "calls/next" of one client that are remembered
 
 
@@ -53,6 +55,8 @@ class _Client:
     """The calls to one client. The lock of `Calls` guards it."""
 
     def __init__(self) -> None:
+        self.asked_by: Peer | None = None  # its connection that asks for calls; None before the first request for one
+        self.serves = False  # whether it has ever asked for calls
         self.idle: dict[str, deque[Later]] = {}  # by operation: its requests for calls
         self.queued: dict[str, deque[Call]] = {}  # by operation: calls that nobody has asked for
         self.given: dict[str, Call] = {}  # by number: calls that it has
@@ -69,7 +73,7 @@ class Calls:
     def __init__(self, connected: Callable[[Peer], bool]) -> None:
         self._connected = connected
         self._lock = threading.Lock()
-        self._clients: dict[int, _Client] = {}  # by id(peer)
+        self._clients: dict[Hashable, _Client] = {}  # by `Peer.owner`
         # Another server, or an earlier one at this address, must not take the result for that of a call of its own.
         self._numbers = map("{}-{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count(1))
         self._closed = False
@@ -81,6 +85,13 @@ class Calls:
         call = Call(next(self._numbers), op, body, blob)
         self._hand_over(peer, call)
         try:
+            patience = max(0.0, peer.connected_at + SERVE_SECONDS - time.time())
+            if (timeout is None or timeout > patience) and not self._serves(peer):
+                if (result := call.wait(patience)) is not None:
+                    return result
+                if not self._serves(peer) and self._take(peer, call) is not None:
+                    raise EchoError(f"{peer.name} serves nothing, so it was not asked for {op!r}; call client.serve({op!r}, ...) there first")
+                timeout = timeout and timeout - patience
             result = call.wait(timeout)
         except BaseException:  # an error of the client, or Ctrl-C
             self._take(peer, call)
@@ -95,6 +106,12 @@ class Calls:
         why = "it has the call and may still carry it out" if given else f"it did not ask for the call: it is busy, or does not serve {op!r} (client.serve)"
         raise EchoTimeoutError(f"{peer.name} did not answer {op!r} within {timeout:g} s; {why}")
 
+    def _serves(self, peer: Peer) -> bool:
+        """Whether the client has ever asked for a call since it is connected."""
+        with self._lock:
+            client = self._clients.get(peer.owner)
+            return client is not None and client.serves
+
     def _hand_over(self, peer: Peer, call: Call) -> None:
         """Give the call to the client if it waits for one, or keep it until then."""
         while (later := self._idle_for(peer, call)) is not None:
@@ -103,21 +120,23 @@ class Calls:
                     return
             except BaseException:  # the call cannot be sent, and the client waits for another
                 with self._lock:
-                    if (client := self._clients.get(id(peer))) is not None and client.given.pop(call.number, None) is not None:
+                    if (client := self._clients.get(peer.owner)) is not None and client.given.pop(call.number, None) is not None:
                         client.idle.setdefault(call.op, deque()).appendleft(later)
                         client.idle_count += 1
                 raise
             if self._take(peer, call) is None:  # it was settled meanwhile, as the client has left
                 return
-        if not self._connected(peer):
-            self.forget(peer)
+        if not self._connected(peer) and self._take(peer, call) is not None:
+            call.settle(_not_asked(peer, call))
 
     def _idle_for(self, peer: Peer, call: Call) -> Later | None:
         """A request of the client for such a call, which is then given to it; None: the call is queued."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the server is closed")
-            client = self._clients.setdefault(id(peer), _Client())
+            if not self._connected(peer):
+                raise _not_asked(peer, call)
+            client = self._clients.setdefault(peer.owner, _Client())
             idle = client.idle.get(call.op, deque())
             while idle:
                 later = idle.popleft()
@@ -132,7 +151,7 @@ class Calls:
     def _take(self, peer: Peer, call: Call) -> bool | None:
         """Take a call back: whether the client has it; None if it was settled before."""
         with self._lock:
-            client = self._clients.get(id(peer))
+            client = self._clients.get(peer.owner)
             if client is None:
                 return None
             if client.given.pop(call.number, None) is not None:
@@ -150,7 +169,7 @@ class Calls:
     def result(self, peer: Peer, number: object, result: tuple[dict[str, Any], bytes] | EchoError) -> None:
         """The client has carried out a call. It is ignored if nobody waits for it any more, or if another client got the call."""
         with self._lock:
-            client = self._clients.get(id(peer))
+            client = self._clients.get(peer.owner)
             call = client.given.pop(number, None) if client is not None and isinstance(number, str) else None
         if call is not None:
             call.settle(result)
@@ -158,8 +177,10 @@ class Calls:
     def next(self, peer: Peer, op: str) -> Call | Later:
         """The next call for a client that asks for one; or a `Later`, which gets it."""
         later = Later(peer)
+        self._replace(peer)
         with self._lock:
-            client = self._clients.setdefault(id(peer), _Client())
+            client = self._clients.setdefault(peer.owner, _Client())
+            client.asked_by, client.serves = peer, True
             queue = client.queued.get(op)
             if queue:
                 call = queue.popleft()
@@ -182,17 +203,26 @@ class Calls:
 
     # -------------------------------------------------------------------------------- the end
 
-    def forget(self, peer: Peer) -> None:
-        """A client has left: its calls fail."""
+    def forget(self, peer: Peer, left: bool = False) -> None:
+        """A connection has ended. If the client asked for calls by it, or has `left`, its calls fail."""
         with self._lock:
-            client = self._clients.pop(id(peer), None)
-        if client is None:
-            return
-        for call in client.given.values():
-            call.settle(ConnectionClosedError(f"{peer.name} left before it had answered {call.op!r}, and may have carried it out"))
-        for queue in client.queued.values():
-            for call in queue:
-                call.settle(ConnectionClosedError(f"{peer.name} is not connected any more; it was not asked for {call.op!r}"))
+            client = self._clients.get(peer.owner)
+            if client is None or not (left or client.asked_by is peer):
+                return
+            del self._clients[peer.owner]
+            if not left and client.serves:  # its other connections say that it will come back
+                self._clients[peer.owner] = again = _Client()
+                again.serves = True
+        _fail_all(peer, client)
+
+    def _replace(self, peer: Peer) -> None:
+        """If the client has asked for calls by a connection whose end was not reported yet, these calls fail now."""
+        with self._lock:
+            client = self._clients.get(peer.owner)
+            if client is None or client.asked_by is None or client.asked_by is peer:
+                return
+            old = client.asked_by
+        self.forget(old)
 
     def close(self) -> None:
         """The server closes: all calls fail. Idempotent."""
@@ -202,3 +232,15 @@ class Calls:
         for client in clients:
             for call in itertools.chain(client.given.values(), *client.queued.values()):
                 call.settle(ClosedError(f"the server was closed before {call.op!r} was answered"))
+
+
+def _fail_all(peer: Peer, client: _Client) -> None:
+    for call in client.given.values():
+        call.settle(ConnectionClosedError(f"{peer.name} left before it had answered {call.op!r}, and may have carried it out"))
+    for queue in client.queued.values():
+        for call in queue:
+            call.settle(_not_asked(peer, call))
+
+
+def _not_asked(peer: Peer, call: Call) -> EchoError:
+    return ConnectionClosedError(f"{peer.name} is not connected any more; it was not asked for {call.op!r}")

@@ -36,8 +36,8 @@ def fitting(server: ServerState, peer: Peer, body: dict[str, Any], blob: Blob) -
     buffers = [U32.pack(len(text)) + text, *(memoryview(buffer).cast("B") for buffer in buffers)]
     size += U32.size + len(text)
     number = next(server._answer_numbers)
-    server._held.make_room(peer, size)
-    server._held.keep(peer, ("answer", number), buffers, size)
+    server.held.make_room(peer, size)
+    server.held.keep(peer, ("answer", number), buffers, size)
     return {PIECES: number, "bytes": size}, _cut(buffers, 0, MAX_BYTES)
 
 
@@ -46,11 +46,11 @@ def piece(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) ->
     number, start = body.get("number"), body.get("start")
     if type(number) is not int or type(start) is not int or start < 0:
         raise EchoError("a piece of an answer needs two whole numbers, number and start")
-    buffers = server._held.get(peer, ("answer", number))
+    buffers = server.held.get(peer, ("answer", number))
     if buffers is None:
         raise EchoError("the server has dropped the rest of this answer, because it was not fetched in time or others needed the memory; ask again")
     if start + MAX_BYTES >= sum(map(len, buffers)):
-        server._held.drop(peer, ("answer", number))
+        server.held.drop(peer, ("answer", number))
     return {}, _cut(buffers, start, MAX_BYTES)
 
 
@@ -61,9 +61,9 @@ def part(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> 
         raise EchoError("a part of a request needs whole numbers as number, start and bytes, and its bytes must lie within the request")
     key = ("request", number)
     if start == 0:
-        server._held.make_room(peer, total)
-        server._held.keep(peer, key, (bytearray(), total), total)
-    data, promised = server._held.get(peer, key) or (None, 0)
+        server.held.make_room(peer, total)
+        server.held.keep(peer, key, (bytearray(), total), total)
+    data, promised = server.held.get(peer, key) or (None, 0)
     if data is None or promised != total or len(data) != start:
         raise EchoError(GONE)
     data += blob
@@ -77,7 +77,7 @@ def whole(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) ->
     """The blob of a request, which may have come in parts before."""
     if PARTS not in body:
         return blob
-    data, total = (type(body[PARTS]) is int and server._held.get(peer, ("request", body[PARTS]))) or (None, 0)
+    data, total = (type(body[PARTS]) is int and server.held.get(peer, ("request", body[PARTS]))) or (None, 0)
     if data is None or len(data) != total:
         raise EchoError(GONE)
     return cast(bytes, data)
@@ -85,7 +85,7 @@ def whole(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) ->
 
 def taken(server: ServerState, peer: Peer, body: dict[str, Any]) -> None:
     """The request was carried out, or has failed: its parts are dropped."""
-    server._held.drop(peer, ("request", body.get(PARTS)))
+    server.held.drop(peer, ("request", body.get(PARTS)))
 
 
 def _cut(buffers: list[Buffer], start: int, n: int) -> list[Buffer]:

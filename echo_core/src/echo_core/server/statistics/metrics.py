@@ -44,7 +44,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
         "store/leases_held": c["leased"],
         "store/num_buffers": server.num_buffers,
         "store/batch_size": server.batch_size,
-        "store/capacity": server.num_buffers * server.batch_size,
+        "store/capacity": sum(storage.capacity for storage in server.storages.values()),
         "store/push_blocked_count": c["push_blocked"],
         "store/samples_aborted_total": c["aborted"],
         "store/notify_count": c["notified"],
@@ -52,10 +52,8 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
         "store/queue_depth_max": c["queue_depth_max"],
         "store/active_connections": c["connections"],
     }
-    if server.tables:
-        out["store/capacity"] = sum(table.capacity for table in server.tables.values())
     for table_name, table in server.tables.items():
-        figures = table.stats() | server._lines.of(table).waiting()
+        figures = table.stats() | server._of_storages[table_name].stats()
         out.update({f"table/{table_name}/{key}": value for key, value in figures.items()})
     for name, h in server._histograms().items():
         out[f"latency/{name}_count"] = h.count
@@ -70,10 +68,14 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
         out.update({f"weights/{key}": value for key, value in server._source.stats().items()})
     for listener in list(server._listeners):
         scheme = listener.address.scheme
-        for key, value in listener.stats().items():  # several listeners of one scheme are added up
+        counters = dict(listener.stats())
+        clients = listener.peers()
+        if further := len(clients) - len({peer.owner for peer in clients}):  # connections of workers that write into several tables
+            counters["active_connections"] -= further
+        for key, value in counters.items():  # several listeners of one scheme are added up
             name = f"transport/{scheme}/{key}"
             out[name] = out.get(name, 0) + value  # type: ignore[operator]
-    server._held.expire()
+    server.held.expire()
     out.update({f"clients/{key}": value for key, value in (server.client_memory.stats() | server._parked.stats()).items()})
     now = time.monotonic()
     for peer in peers:
@@ -94,6 +96,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
 
 def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
     """Statistics as an HTML table. Everything is escaped, because workers choose their names."""
+
     def cell(value: float | int | str) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if isinstance(value, float) else escape(value)
 
@@ -129,7 +132,7 @@ class StatsTicker:
             server = self._server()
             if server is None:
                 return
-            naps = [server._held.expire(), self._blocked.look(server)]
+            naps = [server.held.expire(), self._blocked.look(server)]
             if self._observers.hook.echo_stats.get_hookimpls():
                 discovery.notify(self._observers, "echo_stats", stats=server_stats(server))
                 naps.append(0.0)

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ...base.waiting import LOG_AFTER
-from ...wire.labels import SUFFIX
 
 if TYPE_CHECKING:
     from ...wire.peer import Peer
@@ -31,7 +30,8 @@ class BlockedWorkers:
             for how many seconds no other look is needed.
         """
         now = time.monotonic()
-        waiting = {(peer.id, peer.table): peer for peer in server.peers() if _waits(peer)}
+        connections = [each for peer in server.peers() for each in peer.connections or (peer,)]
+        waiting = {(peer.id, peer.table): peer for peer in connections if _waits(peer)}
         self._told &= waiting.keys()
         for key, peer in waiting.items():
             if key in self._told or now - peer.state_since < LOG_AFTER:
@@ -44,9 +44,11 @@ class BlockedWorkers:
 
 def reason(server: ServerState, peer: Peer) -> str:
     """Why this worker waits for space: what keeps its table, or the stream, from taking a sample. "" if it does not wait, or one could be taken now."""
+    if peer.connections:
+        return "; ".join(filter(None, (reason(server, each) for each in peer.connections)))
     if not _waits(peer):
         return ""
-    return server.table(peer.table.removesuffix(SUFFIX) or None).why_full() if server.tables else server._why_full()
+    return server._storage(peer.table or None).why_full()
 
 
 def _waits(peer: Peer) -> bool:

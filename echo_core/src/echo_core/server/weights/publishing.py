@@ -17,7 +17,7 @@ from ...wire.weights import PackedWeights, aligned_bytes, pack
 from ..open_listeners import on_each
 
 if TYPE_CHECKING:
-    from ...store.replay.replay_table import ReplayTable
+    from ...store.storage import Storage
     from ...wire.transport import Listener
 
 __all__ = ["Published", "Publishing"]
@@ -53,20 +53,20 @@ class Publishing:
         self.listeners: Sequence[Listener] = ()
         self.lock = threading.Lock()
 
-    def publish(self, tree: Any, version: int | None, tables: Iterable[ReplayTable]) -> Published:
-        """See `Server.publish`; `tables` are the server's."""
+    def publish(self, tree: Any, version: int | None, storages: Iterable[Storage]) -> Published:
+        """See `Server.publish`; `storages` are the server's."""
         with self.lock:
             number = self._number(version)
             packed = pack(tree, number, memory=self._memory, learner=self.learner)
-            self._offer(packed, tables)
+            self._offer(packed, storages)
         return Published(packed.version, packed.digest)
 
-    def pass_on(self, packed: PackedWeights, tables: Iterable[ReplayTable]) -> bool:
+    def pass_on(self, packed: PackedWeights, storages: Iterable[Storage]) -> bool:
         """Offer what another server has published. False if these weights, or newer ones of the same learner, were offered before."""
         with self.lock:
             if self.newest is not None and packed.learner == self.newest.learner and packed.version <= self.version:
                 return False
-            self._offer(packed, tables)
+            self._offer(packed, storages)
         return True
 
     def listening(self, listeners: Sequence[Listener]) -> None:
@@ -113,10 +113,10 @@ class Publishing:
         while memory() is not None and time.monotonic() < until:
             time.sleep(0.001)
 
-    def _offer(self, packed: PackedWeights, tables: Iterable[ReplayTable]) -> None:
+    def _offer(self, packed: PackedWeights, storages: Iterable[Storage]) -> None:
         self.newest, self.version, self.published_at = packed, packed.version, time.monotonic()
-        for table in tables:
-            table.policy_version = packed.version
+        for storage in storages:
+            storage.published(packed.version)
         on_each(self.listeners, partial(_publish, packed))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ...base.address import Address
-from ...base.errors import ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, HandshakeRefused, PluginNotFound
+from ...base.errors import ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, HandshakeRefused, JobEnded, PluginNotFound
 from ...base.returned import returned
 from ...plugins import discovery
 from ...plugins.reaching import reach
@@ -46,6 +46,7 @@ class Relay(Protocol):
 
     def pass_on(self, packed: PackedWeights) -> None: ...
     def receipts(self) -> Receipts: ...
+    def close(self) -> None: ...
     @property
     def learner_id(self) -> str: ...
 
@@ -57,6 +58,7 @@ class WeightsSource:
         address: of the source.
         connected: whether it sends its weights to this server now.
         error: why it does not, if it does not; None before the first attempt is over.
+        job_ended: whether the source has ended the job. The server is closed then, and tells its own clients.
     """
 
     def __init__(self, address: str | Address, token: tokens.Explicit) -> None:
@@ -68,6 +70,7 @@ class WeightsSource:
                 raise
         self.connected = False
         self.error: Exception | None = None
+        self.job_ended = False
         self._token = token
         self._path: list[list[str]] = []  # the servers above this one, as the source told it
         self._told = ""  # the error that was logged last
@@ -86,7 +89,7 @@ class WeightsSource:
         """Whether the error is a verdict of the source or of this server, such as a wrong token. Otherwise the source may not be there yet."""
         error = self.error
         if isinstance(error, HandshakeRefused):
-            return error.code not in ("busy", "shutdown")
+            return error.code not in ("busy", "shutdown", "ended")
         return isinstance(error, EchoError) and not isinstance(error, (ConnectionClosedError, EchoTimeoutError))
 
     def stats(self) -> dict[str, int | str]:
@@ -119,6 +122,9 @@ class WeightsSource:
                     with suppress(EchoError, OSError):
                         connection.close(0)
                     del connection
+            except JobEnded as error:
+                self._end(error)
+                return
             except Exception as error:  # whatever a plugin raises: without this thread the server would have old weights for ever
                 self._failed(error.with_traceback(None))
             self._over.wait(pause)
@@ -171,6 +177,14 @@ class WeightsSource:
                 raise ConfigError(f"this server would take its own weights: they come from {chain}; set weights_from to the learner")
         self._path = path
         return receipts
+
+    def _end(self, error: JobEnded) -> None:
+        """The source has ended the job: end it here, too."""
+        self.error, self.job_ended = error.with_traceback(None), True
+        _log.info("%s", error)
+        server = self._server()
+        if server is not None and not self._over.is_set():
+            server.close()
 
     def _failed(self, error: Exception) -> None:
         if self._over.is_set():

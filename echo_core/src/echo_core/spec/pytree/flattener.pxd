@@ -1,5 +1,5 @@
 # cython: language_level=3
-# The part of the flattener that Cython code of echo_core itself uses. It needs no numpy headers.
+# The part of the flattener that Cython code of echo_core uses, and of echo_net, which requires the very version. It needs no numpy headers.
 cimport cython
 from cpython.object cimport PyObject
 
@@ -55,6 +55,7 @@ cdef class Flattener:
     cdef Py_ssize_t batch_pointers_or_lent(self, object samples, const void** out, list keep, int* lent) except -1
     cdef object arrays(self, char** data, Py_ssize_t n, object base)
 
+    cdef list values(self, object sample)
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1
     cdef object convert(self, Py_ssize_t index, object value, Walk* walk)
     cdef int leave(self, Py_ssize_t index, object value, Walk* walk) except -1

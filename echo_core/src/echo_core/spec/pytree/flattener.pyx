@@ -153,15 +153,7 @@ cdef class Flattener:
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1:
         """The path on which Python code may run: `keep` first takes a reference to every leaf."""
         cdef Py_ssize_t i
-        cdef list values = None
-        if self.root != NULL:
-            values = PyList_New(self.count)
-            walk.values = <PyObject*>values
-            if visit(self.leaf, self.root, <PyObject*>sample, walk) != FITS:
-                values = None
-            walk.values = NULL
-        if values is None:
-            values = self.split(sample)
+        cdef list values = self.values(sample)
         keep.append(values)
         for i in range(self.count):
             value = values[i]
@@ -171,6 +163,17 @@ cdef class Flattener:
                 if fit(self.leaf, i, <PyObject*>value, walk) != FITS:
                     self.leave(i, value, walk)
         return 0
+
+    cdef list values(self, object sample):
+        """Return the objects that are the leaves of `sample`, whatever they are. Raises SpecError if the containers differ."""
+        cdef Walk walk = new_walk(NULL, EXACT)
+        cdef list values
+        if self.root != NULL:
+            values = PyList_New(self.count)
+            walk.values = <PyObject*>values
+            if visit(self.leaf, self.root, <PyObject*>sample, &walk) == FITS:
+                return values
+        return self.split(sample)
 
     cdef int leave(self, Py_ssize_t index, object value, Walk* walk) except -1:
         """Accept `value`, which is no array of the host, if it is an array of a device that fits and may stay there."""

@@ -1,5 +1,6 @@
 // The memory of a stream store: control words, claim records and sample storage in one mapping that holds no addresses. It can therefore
-// be private memory (one process) or a memfd that writers of other processes map too (docs/design/shm.md).
+// be private memory (one process) or a memfd that writers of other processes map too (docs/design/shm.md). A plugin that lets them may include
+// this header: it is compiled in on both sides, and kVersion says whether the two fit. Raise it with every change of what lies in the memory.
 //
 // A writer in another process can be killed between any two instructions. Each word that such a writer changes therefore says, in a field
 // `pending`, who changed it last. A thread that wants to change that word next first *settles* it: it notes in that writer's record that the
@@ -116,6 +117,7 @@ public:
         return (total + kHugePage - 1) / kHugePage * kHugePage;
     }
 
+    char *base() const { return base_; }
     uint64_t batch_size() const { return batch_; }
     uint64_t buffers() const { return usable_; }
     uint32_t leaf_count() const { return uint32_t(layout_.size()); }
@@ -143,13 +145,17 @@ protected:
     // Makes a new store, in private memory (fd < 0) or in a memfd of bytes() length.
     Area(const std::vector<uint64_t> &leaf_bytes, uint64_t batch, uint64_t buffers, uint64_t spares, int fd);
     // Maps another process's store, to write to it. Throws std::invalid_argument if its layout does not fit the leaves.
-    Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_bytes);
-    // Makes another view of the same store at the same addresses; it is valid for as long as `other` lives.
-    struct Borrowed {};
-    Area(const Area &other, Borrowed)
-        : batch_(other.batch_), usable_(other.usable_), total_(other.total_), layout_(other.layout_), stride_(other.stride_),
-          sample_bytes_(other.sample_bytes_), base_(other.base_) {
-        find(true);
+    Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_bytes) : mapped_(length) {
+        if (length < sizeof(Control)) throw std::invalid_argument("too short");
+        map(fd);
+        if (!adopt(length, leaf_bytes)) {
+            munmap(base_, mapped_);
+            throw std::invalid_argument("its layout is different");
+        }
+    }
+    // Another view of a store that writers of other processes share, where this process has mapped it. It unmaps nothing. Throws like the one above.
+    Area(char *base, uint64_t length, const std::vector<uint64_t> &leaf_bytes) : base_(base) {
+        if (!adopt(length, leaf_bytes)) throw std::invalid_argument("its layout is different");
     }
     ~Area() {
         if (mapped_ == 0) return;
@@ -166,6 +172,7 @@ protected:
     }
     void find(bool shared);
     void map(int fd);
+    bool adopt(uint64_t length, const std::vector<uint64_t> &leaf_bytes);
 
     bool complete(uint64_t progress) const {
         return (progress & ~(Progress::kLap | Progress::kPending)) == (Progress::kOpen | batch_);
@@ -250,9 +257,8 @@ inline Area::Area(const std::vector<uint64_t> &leaf_bytes, uint64_t batch, uint6
     for (uint64_t i = 0; i < batch * total_; ++i) new (&returned_next_[i]) std::atomic<uint32_t>(0);
 }
 
-inline Area::Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_bytes) : mapped_(length) {
-    if (length < sizeof(Control)) throw std::invalid_argument("too short");
-    map(fd);
+// Takes the sizes from the store at `base_`. Returns false if it is no store, or if another version or other leaves laid it out.
+inline bool Area::adopt(uint64_t length, const std::vector<uint64_t> &leaf_bytes) {
     control_ = reinterpret_cast<Control *>(base_);
     const Control &c = *control_;
     batch_ = c.batch, usable_ = c.buffers, total_ = c.total;
@@ -261,12 +267,10 @@ inline Area::Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_byt
                       usable_ >= 1 && total_ >= usable_ && total_ <= kMaxBuffers && c.leaves == leaf_bytes.size() &&
                       c.sample_bytes == sample_bytes_ && c.storage == words(batch_, total_, true) &&
                       bytes(leaf_bytes, batch_, usable_, total_ - usable_, true) == length;
-    if (!sane) {
-        munmap(base_, mapped_);
-        throw std::invalid_argument("its layout is different");
-    }
+    if (!sane) return false;
     stride_ = plan(leaf_bytes, batch_, &layout_);
     find(true);
+    return true;
 }
 
 inline bool Area::can_claim() const {

@@ -24,6 +24,7 @@ cdef extern from "store/stream/ring.hpp" namespace "echo" nogil:
         @staticmethod
         uint64_t bytes(const vector[uint64_t]&, uint64_t, uint64_t, uint64_t, cbool)
         cbool shared()
+        char* base()
         void retain()
         void release()
         int claim(uint32_t, echo_run*)

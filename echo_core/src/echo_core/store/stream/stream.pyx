@@ -1,20 +1,20 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The stream: writers fill batch buffers slot by slot, and a learner takes batches as a whole. This is the Python side of ring.hpp."""
+"""The stream, a storage: writers fill batch buffers slot by slot, and a learner takes batches as a whole. This is the Python side of ring.hpp."""
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
 from echo_core.store.local_insert cimport LocalInsert, copy_in, page_lock
-from echo_core.spec.sample_labels cimport Labels
+from echo_core.spec.sample_labels cimport NEWEST, Labels
 from echo_core.store.stream.ring cimport Counters, Ring
 from echo_core.store.door.echo_run cimport ECHO_TIMEOUT, echo_run
 from echo_core.store.wait.clock cimport now_ns
 from echo_core.store.sample cimport StreamLease, new_sample, snapshot, stream_lease
 from echo_core.store.wait.patience cimport SLICE_NS, Patience
 
-from echo_core.base.errors import LeaseError
+from echo_core.base.errors import ForkError, LeaseError
 from echo_core.base.memory import memfd
 from echo_core.base.memory.promised import unpromised_memory
 from echo_core.base.plural import counted
@@ -28,14 +28,25 @@ cdef extern from "store/stream/tap.hpp" namespace "echo" nogil:
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves keep their pointers on the heap
 
-
+cdef Labels UNLABELLED
+NO_TABLES = "this server streams: it has no replay tables, no keys and no priorities; give it a replay sampler and a capacity"
+SLOW = "samples are inserted slower than they are taken; insert them faster, or wait longer (timeout=)"
 
 cdef void release_capsule(object capsule) noexcept:
     (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
 cdef class Stream(LocalInsert):
-    """A ring of batch buffers, with its memory and its figures. There is no ring until `open`. `Store` decides who may use it, and when."""
+    """The storage of a server without replay tables: a ring of batch buffers, with its memory and its figures.
+
+    Args:
+        spec: the `Spec` of its samples.
+        batch_size, num_buffers, lease_timeout: see `Server`.
+        memory: a `StoreMemory` if other processes write to the stream; None for private memory.
+
+    Raises:
+        ValueError: batch_size or num_buffers is out of range. MemoryError: the buffers do not fit into memory.
+    """
 
     def __cinit__(self):
         self.memory_fd = -1
@@ -49,8 +60,12 @@ cdef class Stream(LocalInsert):
         if self.memory_fd >= 0:
             close_descriptor(self.memory_fd)
 
+    def __init__(self, spec, batch_size, num_buffers, double lease_timeout=10.0, memory=None):
+        if self.ring != NULL:
+            raise RuntimeError("this stream is open already")
+        self.open(spec, batch_size, num_buffers, lease_timeout, memory)
+
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1:
-        """`memory` is a `StoreMemory` if other processes write to the stream, and None for private memory."""
         cdef vector[uint64_t] sizes
         cdef uint64_t spares = 0 if memory is None else memory.spares
         cdef uint64_t total
@@ -87,24 +102,62 @@ cdef class Stream(LocalInsert):
         self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
         return 0
 
-    cdef int lock_pages(self, object place) except -1:
+    def lock_pages(self, place) -> None:
         """Page-lock the store's memory, in a `cuda.Place`. Raises CudaError."""
         cdef int status = self.opened().lock_pages(page_lock(place))
         if status != 0:
             raise place.driver.error("cuMemHostRegister", status)
-        return 0
 
     cdef Ring* opened(self) except NULL:
-        """Returns the ring. If there is none, raises an error that says why."""
         if self.ring == NULL:
-            self.refuse()
+            raise RuntimeError("Stream.__init__ was not called")
         return self.ring
 
-    cdef int refuse(self) except -1:
-        """Raises the error that says why this object cannot be used; `Store` knows further reasons."""
-        raise RuntimeError("this stream is not open")
+    @property
+    def batch_size(self) -> int:
+        return self.opened().batch_size()
 
-    # ---- writing: the methods that LocalInsert needs from a store ----------------------------------------------------------
+    @property
+    def num_buffers(self) -> int:
+        return self.opened().buffers()
+
+    @property
+    def capacity(self) -> int:
+        return self.opened().batch_size() * self.ring.buffers()
+
+    @property
+    def closed(self) -> bool:
+        return self.ring == NULL or self.ring.closed()
+
+    def close(self) -> None:
+        if self.ring != NULL:
+            self.ring.close()
+
+    def count_workers(self, workers) -> None:
+        (&self.opened().connections).store(<int64_t>workers)
+
+    def why_no_table(self) -> str:
+        return NO_TABLES
+
+    # ---- writing -----------------------------------------------------------------------------------------------------------
+
+    cdef object put(self, object sample, object timeout, object priority, object policy_version):
+        if priority is not None or policy_version is not None:
+            raise ValueError(self.why_no_table())
+        self.put_one(sample, &UNLABELLED, timeout, "submit()")
+
+    cdef object put_batch(self, object samples, object timeout, object priorities, object policy_version):
+        if priorities is not None or policy_version is not None:
+            raise ValueError(self.why_no_table())
+        return self.put_many(samples, None, None, NEWEST, timeout, "submit_batch()")
+
+    cdef int check(self) except -1:
+        self.opened()
+        if not self.here():
+            raise ForkError(
+                "this stream was made before a fork and belongs to the parent process; make clients in the child, or start it with "
+                "multiprocessing's 'spawn'")
+        return 0
 
     cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
         self.ring.writer.runs()
@@ -124,10 +177,13 @@ cdef class Stream(LocalInsert):
     cdef void runs(self) noexcept nogil:
         self.ring.writer.runs()
 
-    cdef str blocked_writers(self):
-        return self._who_blocks_writers()
 
     # ---- reading -----------------------------------------------------------------------------------------------------------
+
+    cpdef object draw(self, object n=None, object timeout=None, object beta=None, uint64_t borrower=0):
+        if n is not None or beta is not None or borrower:
+            raise ValueError(self.why_no_table())
+        return self.next_batch(timeout)
 
     cdef object next_batch(self, object timeout):
         """Returns the next batch as a `Sample`, or None once the stream is closed. See `Store.sample`."""
@@ -188,12 +244,11 @@ cdef class Stream(LocalInsert):
                     f"num_buffers than the batches you hold at once"
                 )
             if due:
-                patience.report("sample()", "a batch", self._who_blocks_learner())
+                patience.report("sample()", "a batch", self.who_blocks_learner())
 
-    # ---- observers: see tap.py ---------------------------------------------------------------------------------------------
+    # ---- observers: see server/tap.py --------------------------------------------------------------------------------------
 
-    def _newest(self, Py_ssize_t most):
-        """Return copies of up to `most` of the newest committed samples in the store, oldest first: `(n, [bytes of each leaf])`."""
+    def look(self, Py_ssize_t most):
         cdef Ring* ring = self.opened()
         cdef vector[char*] to
         cdef uint64_t n
@@ -204,7 +259,11 @@ cdef class Stream(LocalInsert):
             to.push_back(PyBytes_AS_STRING(leaves[i]))
         with nogil:
             n = newest(ring[0], <uint64_t>most, to.data())
-        return n, [leaf[(most - <Py_ssize_t>n) * <Py_ssize_t>ring.leaf_bytes(i):] for i, leaf in enumerate(leaves)]
+        return n, [leaf[(most - <Py_ssize_t>n) * <Py_ssize_t>ring.leaf_bytes(i):] for i, leaf in enumerate(leaves)], None
+
+    def wish(self, wish) -> bool:
+        self._tap_wish = wish
+        return True
 
     cdef int grant(self, int buffer) except -1:
         """Give the observer behind `_tap_wish` the newest samples of a batch that its learner has not seen yet."""
@@ -224,15 +283,15 @@ cdef class Stream(LocalInsert):
 
     # ---- who waits for whom ------------------------------------------------------------------------------------------------
 
-    def _why_full(self) -> str:
+    def why_full(self) -> str:
         """Return why no sample can be inserted now; "" if one can."""
         cdef Ring* ring = self.opened()
         cdef bint full
         with nogil:
             full = ring.wait_space(0) == ECHO_TIMEOUT
-        return self._who_blocks_writers() if full else ""
+        return self.blocked_writers() if full else ""
 
-    def _who_blocks_writers(self) -> str:
+    cdef str blocked_writers(self):
         cdef Counters c = self.opened().counters()
         cdef uint64_t buffers = self.ring.buffers()
         if c.leased == buffers:
@@ -241,7 +300,11 @@ cdef class Stream(LocalInsert):
         return (f"{counted(c.stored, 'sample')} {'waits' if c.stored == 1 else 'wait'} in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
                 f"({c.leased} leased); the learner is slower than the writers; take batches faster, or wait longer (timeout=)")
 
-    def _who_blocks_learner(self) -> str:
+    def who_blocks_learner(self, n=None) -> str:
+        waits = "" if self.who_waits is None else self.who_waits()
+        return f"{self.blocked_learner()} [{waits}]" if waits else self.blocked_learner()
+
+    cdef str blocked_learner(self):
         cdef Counters c = self.opened().counters()
         cdef uint64_t buffers = self.ring.buffers()
         if c.leased == buffers:
@@ -250,12 +313,12 @@ cdef class Stream(LocalInsert):
         if c.stored >= self.ring.batch_size():
             return (f"samples there: {c.stored}, but the earliest batch misses one: its slot was claimed and is not committed yet, "
                     f"or it was given back and the next sample will fill it")
-        return (f"samples there: {c.stored} of {self.ring.batch_size()}, connected workers: {c.connections}, "
-                f"samples inserted so far: {c.inserted}; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
+        why = SLOW if self.why_no_samples is None else self.why_no_samples()
+        return f"samples there: {c.stored} of {self.ring.batch_size()}, samples inserted so far: {c.inserted}; {why}"
 
     # ---- figures and the native interface ----------------------------------------------------------------------------------
 
-    def _counters(self) -> dict:
+    def store_counters(self) -> dict:
         cdef Counters c = self.opened().counters()
         return {
             "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "batches_out_of_order": c.batches_out_of_order,
@@ -263,7 +326,7 @@ cdef class Stream(LocalInsert):
             "queued": c.queued, "queue_depth_max": c.queue_depth_max,
         }
 
-    def _histograms(self) -> dict:
+    def histograms(self) -> dict:
         cdef Ring* ring = self.opened()
         return {
             "queue_dwell": snapshot(ring.queue_dwell.snapshot()),
@@ -277,7 +340,12 @@ cdef class Stream(LocalInsert):
         ring.copy.reset()
         ring.ingest_round.reset()
 
-    def _native(self):
+    def shared_memory(self):
+        return None if self.memory_fd < 0 else (self.memory_fd, self.memory_bytes, <uintptr_t>self.ring.base())
+
+    def native(self, labelled=False):
+        if labelled:
+            raise ValueError(self.why_no_table())
         cdef Door* door = open_door(self.opened())
         try:
             return PyCapsule_New(door, "echo_core.store", release_capsule)

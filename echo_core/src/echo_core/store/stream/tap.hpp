@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../replay/rows/rows.hpp"
+#include "../racing_copy.hpp"
 #include "ring.hpp"
 
 // The test-suite pauses here, so that a learner takes the batch and writes to it before it is copied.
@@ -46,7 +46,7 @@ struct Tap {
             const echo_run run{f.buffer, uint32_t(f.count - n), uint32_t(n), 0};
             for (uint32_t leaf = 0; leaf < ring.leaf_count(); ++leaf) {
                 const uint64_t bytes = ring.leaf_bytes(leaf);
-                replay::copy_racing(to[leaf] + (most - copied - n) * bytes, ring.leaf(run, leaf), n * bytes);
+                copy_racing(to[leaf] + (most - copied - n) * bytes, ring.leaf(run, leaf), n * bytes);
             }
             std::atomic_thread_fence(std::memory_order_acquire);  // the copy comes before this second look
             const Buffer &buffer = ring.buffer_[f.buffer];

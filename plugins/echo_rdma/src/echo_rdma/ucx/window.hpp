@@ -16,14 +16,34 @@ namespace echo_rdma {
 class Window final : public Flow {
   public:
     // At most `most` samples are unacknowledged, but only about `hot` bytes while the learner keeps up. One message has at most about `together` bytes.
-    Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t together, uint64_t hot = HOT_BYTES) : leaves_(leaves), most_(most) {
-        for (uint64_t size : leaves) sample_bytes_ += size;
+    Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t together, uint64_t hot = HOT_BYTES)
+        : leaves_(leaves), most_(most), together_(together), hot_bytes_(hot) {
+        plan();
+    }
+
+    // From now on, each sample is sent with its labels behind its leaves. Only for a window that has taken no sample yet. False if it has taken some.
+    bool expect_labels() {
+        std::lock_guard one(producer_);
+        std::lock_guard hold(lock_);
+        if (labelled_) return true;
+        if (taken_ > 0 || !chunks_.empty()) return false;
+        labelled_ = true;
+        plan();
+        return true;
+    }
+
+  private:
+    void plan() {
+        sample_bytes_ = labelled_ ? LABEL_BYTES : 0;
+        for (uint64_t size : leaves_) sample_bytes_ += size;
+        const uint64_t most = most_, together = together_, hot = hot_bytes_;
         auto of = [&](uint64_t bytes) { return std::clamp<uint64_t>(bytes / std::max<uint64_t>(1, sample_bytes_), 1, 65536); };
         message_samples_ = of(together);
         chunk_samples_ = uint32_t(std::min(of(std::max(together, CHUNK_BYTES)), std::max<uint64_t>(1, most)));
         hot_most_ = std::min(most, std::max(of(hot), HOT_SAMPLES));
     }
 
+  public:
     ~Window() override {
         for (Chunk *chunk : chunks_) delete chunk;
         for (Chunk *chunk : spares_) delete chunk;
@@ -35,7 +55,8 @@ class Window final : public Flow {
 
     // Copies `count` samples, given as one array for each leaf. It takes all or none; an empty window takes any number. Waits for room for `wait_ns`.
     // A negative time ignores the limit; it is for a caller that has already waited for room and may have been overtaken since.
-    Taken take(const void *const *columns, uint64_t count, int64_t wait_ns) {
+    // `labels`: those of the samples, one after another; null if they have none.
+    Taken take(const void *const *columns, uint64_t count, int64_t wait_ns, const char *labels = nullptr) {
         std::lock_guard one(producer_); // so the samples of one caller stay together and in order
         std::unique_lock hold(lock_);
         if (stopped_) return STOPPED;
@@ -54,6 +75,12 @@ class Window final : public Flow {
                 auto *column = static_cast<char *>(const_cast<void *>(columns[i])) + done * leaves_[i];
                 copy_column<true>(row, column, leaves_[i], sample_bytes_, some);
                 row += leaves_[i];
+            }
+            for (uint32_t i = 0; labelled_ && i < some; i++, row += sample_bytes_) {
+                if (labels != nullptr)
+                    memcpy(row, labels + (done + i) * LABEL_BYTES, LABEL_BYTES);
+                else
+                    memset(row, 0xff, LABEL_BYTES);
             }
             hold.lock();
             chunk->filled += some;
@@ -77,6 +104,22 @@ class Window final : public Flow {
             room_.notify_all();
         }
         std::lock_guard one(producer_);
+    }
+
+    // After stop(): the samples that are not acknowledged, one after another.
+    std::string leftovers() {
+        std::lock_guard hold(lock_);
+        std::string rows;
+        for (Chunk *chunk : chunks_) {
+            const uint64_t done = acknowledged_ + 1 > chunk->first ? std::min<uint64_t>(acknowledged_ + 1 - chunk->first, chunk->filled) : 0;
+            rows.append(chunk->rows + done * sample_bytes_, (chunk->filled - done) * sample_bytes_);
+        }
+        return rows;
+    }
+
+    bool labelled() {
+        std::lock_guard hold(lock_);
+        return labelled_;
     }
 
     void watch(int change) {
@@ -392,8 +435,11 @@ class Window final : public Flow {
         uint64_t number = 0, length = 0;
     } acknowledgement_;
 
+    static constexpr uint64_t LABEL_BYTES = 16; // of one sample (echo_core/wire/labels.py); only ones if it has none
+
     const std::vector<uint64_t> leaves_;
-    uint64_t sample_bytes_ = 0, most_, hot_most_, message_bytes_ = 1, message_samples_;
+    bool labelled_ = false; // whether rows end with labels
+    uint64_t sample_bytes_ = 0, most_, together_, hot_bytes_, hot_most_, message_bytes_ = 1, message_samples_;
     uint32_t chunk_samples_, lease_ = 0;
     std::unique_ptr<Region> region_; // null until a learner is near
     std::mutex producer_; // taken before lock_

@@ -1,1 +1,1 @@
-"""TCP with TLS and TCP with checksums, which are channels of `echo_core.wire.channel`."""
+"""TCP with TLS and TCP with checksums, which are channels of `echo_net.channel`."""

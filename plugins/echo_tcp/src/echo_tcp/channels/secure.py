@@ -1,4 +1,4 @@
-"""TCP with TLS, for `echo_core.wire.channel`: sockets and handshakes by the ssl module, and records by `_tls` if it can reach libssl."""
+"""TCP with TLS, for `echo_net.channel`: sockets and handshakes by the ssl module, and records by `_tls` if it can reach libssl."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from echo_core.base.address import Address
 from echo_core.base.errors import SecurityError
-from echo_core.wire.channel import Channel
-from echo_core.wire.handshake import printable
 from echo_core.wire.protocol import Buffer
+from echo_net.channel import Channel
+from echo_net.handshake import printable
 
 from .._tls import Records
 from ..dial import KEEPALIVE
@@ -209,11 +209,11 @@ def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeou
 
 
 class TlsAcceptor(SocketAcceptor):
-    """See `echo_core.wire.channel.Acceptor`."""
+    """See `echo_net.channel.Acceptor`. `context` returns the context of a new connection."""
 
-    def __init__(self, options: TcpsListenOptions, context: ssl.SSLContext) -> None:
+    def __init__(self, options: TcpsListenOptions, context: Callable[[], ssl.SSLContext]) -> None:
         super().__init__("tcps", options.host, options.port, options.receive_buffer, options.max_connection_rate)
         self._context = context
 
     def channel(self, sock: socket.socket, peer: str) -> Channel:
-        return TlsChannel(sock, peer, self._context)
+        return TlsChannel(sock, peer, self._context())

@@ -1,4 +1,4 @@
-"""Accepts TCP connections for `echo_core.wire.channel`."""
+"""Accepts TCP connections for `echo_net.channel`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 from echo_core.base.address import Address
-from echo_core.wire.channel import Acceptor, Channel
-from echo_core.wire.network.connection_rate import ConnectionRateLimit
+from echo_net.channel import Acceptor, Channel
+from echo_net.network.connection_rate import ConnectionRateLimit
 
 from ..sockets import free, left_at_fork, listen_on, name_of
 
@@ -20,7 +20,7 @@ BACKLOG = 256  # a TLS handshake costs the learner a ms even for unauthenticated
 
 
 class SocketAcceptor(Acceptor):
-    """See `echo_core.wire.channel.Acceptor`. `receive_buffer` is in bytes (0: it grows as needed), `rate` in new connections a second."""
+    """See `echo_net.channel.Acceptor`. `receive_buffer` is in bytes (0: it grows as needed), `rate` in new connections a second."""
 
     def __init__(self, scheme: str, host: str, port: int, receive_buffer: int, rate: float) -> None:
         self._sockets, port = listen_on(host, port, receive_buffer, BACKLOG)

@@ -1,7 +1,7 @@
 // How a connection of the original protocol is told from a client of a later protocol that came to the wrong learner.
 //
 // A worker of the original protocol begins with the bytes of a sample, which may be any bytes. A client of a later protocol
-// begins with a HELLO (echo_core/wire/handshake/messages.py): a header of 12 bytes, then a JSON object. A few bytes can
+// begins with a HELLO (echo_net/handshake/messages.py): a header of 12 bytes, then a JSON object. A few bytes can
 // be the beginning of either.
 #pragma once
 

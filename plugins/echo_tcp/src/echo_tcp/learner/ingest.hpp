@@ -240,9 +240,10 @@ private:
                 h = make_header(Kind::data, p.session->committed + 1 - p.frame_done, store_.sample_bytes(), 1);
             } else {
                 std::memcpy(&h, at, sizeof h);
-                if (std::string why = breach(h, store_.sample_bytes()); !why.empty()) return broken(p, why);
+                if (std::string why = breach(h, store_.sample_bytes(), store_.takes_labels()); !why.empty()) return broken(p, why);
             }
             const bool data = h.kind == std::uint8_t(Kind::data);
+            if (data && p.observer) return broken(p, "a client of the role 'observer' sends no experience");
             if (data && h.seq > p.session->committed + 1)
                 return broken(p, "sample " + std::to_string(h.seq) + " after sample " +
                                      std::to_string(p.session->committed) + ": the ones between are missing");
@@ -289,7 +290,7 @@ private:
     // The frame at `at` is whole: inserts it together with the frames behind it that continue its numbers.
     Step insert(Peer &p, const FrameHeader &h, const char *&at, std::size_t have, std::size_t header_bytes) {
         const std::size_t stride = header_bytes + h.length;
-        Block block{at, stride, std::uint32_t(header_bytes), h.count, 1};
+        Block block{at, stride, std::uint32_t(header_bytes), h.count, 1, (h.flags & flag_labels) != 0};
         // Zero-size samples without headers do not exist: listen() refuses them.
         const std::uint64_t left = std::uint64_t(std::max<std::int64_t>(p.share, 0));
         const std::uint64_t wanted = contended_ ? std::min(most_block, left) : most_block;
@@ -328,14 +329,15 @@ private:
             return Step::drained;
         }
         if (!may_claim_ || (contended_ && p.share <= 0)) return no_space(p);
-        auto landing = std::make_unique<Landing>(store_, h.length);
+        const bool labelled = (h.flags & flag_labels) != 0;
+        auto landing = std::make_unique<Landing>(store_, h.length, labelled);
         std::uint32_t wanted = h.count - std::uint32_t(known);
         if (known != 0) landing->use_memory(Landing::Where::dropped, std::uint32_t(known));
         for (echo_run run; !p.slow && wanted != 0 && store_.claim(wanted, &run); wanted -= run.count)
             landing->use_slots(run);
         if (!p.slow && !landing->holds_slots()) return no_space(p);
         if (wanted != 0) {
-            const std::uint64_t bytes = wanted * store_.sample_bytes(), staged = totals_.staged_bytes.get();
+            const std::uint64_t bytes = wanted * store_.row_bytes(labelled), staged = totals_.staged_bytes.get();
             if (staged != 0 && staged + bytes > staging_limit_) return Step::staging;
             landing->use_memory(Landing::Where::staged, wanted);
         }
@@ -385,8 +387,8 @@ private:
                 break;
             }
             case Kind::subscribe:
-                p.subscribed = true;
-                if (p.sending || p.awaited != 0) break;  // the version that is being sent will be confirmed by its receipt
+                p.figures->wanted_at.set(h.flags & flag_waiting ? std::uint64_t(now) : 0);
+                if (std::exchange(p.subscribed, true)) break;  // from now on, receipts say which version it holds
                 p.held = h.seq;
                 p.knows_digest = false;
                 p.figures->version.set(h.seq);
@@ -405,7 +407,10 @@ private:
 
     // ---- counts ---------------------------------------------------------------------------------
     void committed(Peer &p, std::uint64_t n) {
-        if (n != 0) count(p);
+        if (n != 0) {
+            count(p);
+            p.figures->sampled_at.set(std::uint64_t(now));
+        }
         p.session->committed += n;
         if (contended_) p.share -= std::int64_t(n);
     }

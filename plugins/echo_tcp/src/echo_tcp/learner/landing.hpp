@@ -29,7 +29,7 @@ public:
         std::unique_ptr<char[]> memory;  // staged, dropped: leaf-major like the payload
     };
 
-    Landing(Store &store, std::uint64_t length) : store_(store), length_(length) {}
+    Landing(Store &store, std::uint64_t length, bool labelled) : store_(store), length_(length), labelled_(labelled) {}
     ~Landing() {
         for (std::size_t i = segments_.size(); i-- != 0;)
             if (segments_[i].where == Where::slots) store_.abort(segments_[i].run);
@@ -43,7 +43,7 @@ public:
         ++runs_held_;
     }
     void use_memory(Where where, std::uint32_t count) {
-        const std::uint64_t bytes = count * store_.sample_bytes();
+        const std::uint64_t bytes = count * store_.row_bytes(labelled_);
         segments_.push_back({where, count, {}, std::unique_ptr<char[]>(new char[bytes])});
         staged_bytes_ += bytes;
     }
@@ -94,12 +94,12 @@ public:
         std::vector<std::unique_ptr<char[]>> memory(segments_.size());
         for (std::size_t i = 0; i < segments_.size(); ++i) {
             if (segments_[i].where != Where::slots) continue;
-            const std::uint64_t bytes = segments_[i].count * store_.sample_bytes();
+            const std::uint64_t bytes = segments_[i].count * store_.row_bytes(labelled_);
             memory[i].reset(new char[bytes]);
             taken += bytes;
         }
         std::uint64_t position = 0;  // in the payload
-        for (std::uint32_t leaf = 0; leaf < store_.leaves(); ++leaf) {
+        for (std::uint32_t leaf = 0; leaf < store_.leaves(labelled_); ++leaf) {
             for (std::size_t i = 0; i < segments_.size(); ++i) {
                 const Segment &s = segments_[i];
                 const std::uint64_t bytes = s.count * store_.size(leaf);
@@ -136,14 +136,14 @@ public:
             Segment &s = segments_[next_];
             if (s.where == Where::slots) {
                 tally(s.count);
-                store_.commit(s.run);
+                store_.commit(s.run, labelled_);
                 s.where = Where::dropped;  // nothing left to abort
                 --runs_held_;
             } else if (s.where == Where::dropped) {
                 dropped(s.count);
             } else {
                 if (!may_claim) return false;
-                const Block block{s.memory.get(), 0, 0, s.count, 1};
+                const Block block{s.memory.get(), 0, 0, s.count, 1, labelled_};
                 done_ += store_.insert(block, done_, s.count - done_, tally);
                 if (done_ < s.count) return false;
                 done_ = 0;
@@ -165,7 +165,7 @@ private:
     void plan() {
         pieces_.clear();
         at_ = 0;
-        for (std::uint32_t leaf = 0; leaf < store_.leaves(); ++leaf) {
+        for (std::uint32_t leaf = 0; leaf < store_.leaves(labelled_); ++leaf) {
             const std::uint64_t size = store_.size(leaf);
             if (size == 0) continue;  // advance() would stop at a piece without room
             for (Segment &s : segments_) {
@@ -178,6 +178,7 @@ private:
 
     Store &store_;
     const std::uint64_t length_;
+    const bool labelled_;  // the samples' labels follow their leaves
     std::uint64_t arrived_ = 0;
     std::vector<Segment> segments_;
     std::vector<iovec> pieces_;  // each shrinks as it is filled

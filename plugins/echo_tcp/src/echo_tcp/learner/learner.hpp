@@ -10,7 +10,7 @@ namespace echo_tcp::learner {
 
 // A snapshot of one connection's figures.
 struct PeerRow {
-    std::uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at;
+    std::uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at, wanted_at, sampled_at;
 };
 
 // What a loop holds for one connection beside samples.
@@ -26,13 +26,13 @@ struct TotalsRow {
 
 class Learner {
 public:
-    // `group` is the number of these loops in `requests`.
+    // `group` is the number of these loops in `requests`. `labelled`: see Store.
     Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit, std::int64_t silence_ns,
-            std::shared_ptr<Requests> requests, std::uint64_t group)
+            std::shared_ptr<Requests> requests, std::uint64_t group, echo_store *labelled = nullptr)
         : events_(std::make_shared<Events>()), requests_(std::move(requests)), born_in_(getpid()) {
         give_sockets_back_in_children();
         for (unsigned i = 0; i < threads; ++i)
-            loops_.push_back(std::make_unique<Loop>(api, store, events_, *requests_, group, turns_, staging_limit, silence_ns));
+            loops_.push_back(std::make_unique<Loop>(api, store, events_, *requests_, group, turns_, staging_limit, silence_ns, labelled));
         try {
             for (auto &loop : loops_) loop->start();
         } catch (...) {
@@ -141,7 +141,7 @@ public:
         std::vector<PeerRow> rows;
         for (const auto &[key, f] : figures_)
             rows.push_back({key, f->samples.get(), f->bytes.get(), f->version.get(), f->digest.get(), f->partial.get(),
-                            f->read_at.get(), f->parked_at.get()});
+                            f->read_at.get(), f->parked_at.get(), f->wanted_at.get(), f->sampled_at.get()});
         return rows;
     }
 
@@ -178,12 +178,13 @@ public:
     }
 
     // Says goodbye to the peers and waits for them until `deadline` (clock_ns). Idempotent.
-    void stop(std::int64_t deadline, const std::string &reason = {}) {
+    void stop(std::int64_t deadline, const std::string &reason = {}, std::uint8_t flags = 0) {
         deadline = std::max<std::int64_t>(deadline, 1);
         for (auto &loop : loops_)
             loop->mailbox.put([&](Commands &c) {
                 c.stop_by = deadline;
                 c.stop_reason = reason;
+                c.stop_flags = flags;
             });
         for (auto &loop : loops_) loop->join();
     }

@@ -31,8 +31,8 @@ namespace echo_tcp::learner {
 class Loop {
 public:
     Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Requests &requests, std::uint64_t group, Turns &turns,
-         std::uint64_t staging_limit, std::int64_t silence_ns)
-        : silence_ns_(silence_ns), store_(api, store), events_(std::move(events)), turns_(turns),
+         std::uint64_t staging_limit, std::int64_t silence_ns, echo_store *labelled)
+        : silence_ns_(silence_ns), store_(api, store, labelled), events_(std::move(events)), turns_(turns),
           ingest_(store_, *events_, requests, group, totals, staging_limit), outbox_(totals, recycled) {
         try {
             epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -175,6 +175,7 @@ private:
         }
         if (commands.stop_by != 0 && stop_by_ == 0) {
             if (!commands.stop_reason.empty()) closing_ = std::move(commands.stop_reason);
+            closing_flags_ = commands.stop_flags;
             begin_to_stop(commands.stop_by);
         }
     }
@@ -209,7 +210,7 @@ private:
     void decide();
 
     // ---- connections go: loop_leaving.hpp ---------------------------------------------------------
-    void leave(Peer &p, std::string_view farewell);
+    void leave(Peer &p, std::string_view farewell, std::uint8_t flags = 0);
     void swallow(Peer &p);
     void drop(Peer &p);
     void end_of(Peer &p);
@@ -247,6 +248,7 @@ private:
     std::int64_t now_ = 0;            // time at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero while the loop is stopping
     std::string closing_ = "the learner is closing";
+    std::uint8_t closing_flags_ = 0;  // of the BYE frames
     std::int64_t beat_ns_ = 0;        // the shortest of the peers that were here since there was none
     std::int64_t next_beat_ = INT64_MAX;  // when to look for silence, and to send signs of life
     std::int64_t next_probe_ = 0;     // meaningful while a peer is parked

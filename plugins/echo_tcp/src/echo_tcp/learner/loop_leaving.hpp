@@ -5,9 +5,9 @@ namespace echo_tcp::learner {
 
 // Says why the connection ends, and waits a little until the other end has read it. A close at once, while bytes
 // from the peer are still unread here, would reset the connection, and the farewell would be lost.
-inline void Loop::leave(Peer &p, std::string_view farewell) {
+inline void Loop::leave(Peer &p, std::string_view farewell, std::uint8_t flags) {
     if (p.dead || p.leaving) return;
-    outbox_.say_bye(p, farewell);
+    outbox_.say_bye(p, farewell, flags);
     end_of(p);
     p.leaving = true;
     p.leave_by = now_ + farewell_ns;
@@ -78,7 +78,7 @@ inline void Loop::begin_to_stop(std::int64_t deadline) {
     for (Peer *p : all)
         for (int turn = 0; p->begun && turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
             if (serve(*p) != Step::more) break;
-    for (Peer *p : all) leave(*p, closing_);
+    for (Peer *p : all) leave(*p, closing_, closing_flags_);
 }
 
 inline void Loop::hurry_leavers() {

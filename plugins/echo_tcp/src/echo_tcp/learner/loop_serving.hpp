@@ -11,6 +11,7 @@ inline void Loop::welcome(NewPeer &fresh) {
     p.fd = fresh.fd;
     p.key = fresh.key;
     p.echo1 = fresh.echo1;
+    p.observer = fresh.observer;
     p.figures = std::move(fresh.figures);
     Session &session = sessions_.open(fresh.client, fresh.base);
     // The older connection ends first: it gives back everything that it holds, and none of its samples are
@@ -46,7 +47,7 @@ inline void Loop::welcome(NewPeer &fresh) {
         p.reason = std::string("cannot be watched: ") + std::strerror(errno);
         return drop(p);
     }
-    if (stop_by_ != 0) leave(p, closing_);
+    if (stop_by_ != 0) leave(p, closing_, closing_flags_);
 }
 
 inline void Loop::begin(Peer &p) {
@@ -98,7 +99,7 @@ inline Step Loop::serve(Peer &p, bool first) {
     if (step == Step::ended) {
         write(p);
         if (p.broken || store_.closed()) {
-            leave(p, p.broken ? p.reason : closing_);
+            p.broken ? leave(p, p.reason) : leave(p, closing_, closing_flags_);
         } else {
             drop(p);
         }

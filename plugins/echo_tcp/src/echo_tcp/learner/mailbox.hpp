@@ -12,6 +12,7 @@ struct NewPeer {
     ClientId client{};
     std::uint64_t base = 0;  // number of samples that the client knows to be committed
     bool echo1 = false;
+    bool observer = false;   // it may send no samples
     std::int64_t beat_ns = 0;  // a sign of life is due after so long without a byte sent; 0: never
     std::string unsent;      // the rest of the handshake, still to be sent
     std::string leftover;    // bytes that came after the handshake
@@ -36,6 +37,7 @@ struct Commands {
     std::shared_ptr<const Weights> weights;
     std::int64_t stop_by = 0;
     std::string stop_reason;  // for the peers; empty: the usual one
+    std::uint8_t stop_flags = 0;  // of the BYE frames
 };
 
 class Mailbox {

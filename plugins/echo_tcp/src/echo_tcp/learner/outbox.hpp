@@ -63,7 +63,7 @@ public:
     }
 
     // Queues a farewell behind everything that is already queued.
-    void say_bye(Peer &p, std::string_view reason) {
+    void say_bye(Peer &p, std::string_view reason, std::uint8_t flags) {
         reason = reason.substr(0, max_bye_bytes);
         // A reason that is cut in the middle of a character would not be valid UTF-8.
         while (!reason.empty() && reason.size() == max_bye_bytes && (reason.back() & 0x80)) reason.remove_suffix(1);
@@ -74,7 +74,7 @@ public:
         p.ack_due = false;
         for (; !p.answers.empty(); p.answers.pop_front()) p.out += p.answers.front();
         p.answer_bytes = 0;
-        const FrameHeader bye = make_header(Kind::bye, 0, reason.size());
+        const FrameHeader bye = make_header(Kind::bye, 0, reason.size(), 0, flags);
         append(p, &bye, sizeof bye);
         p.out.append(reason);
     }

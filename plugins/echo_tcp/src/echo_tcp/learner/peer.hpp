@@ -36,6 +36,8 @@ struct Figures {
     Count partial;          // 1 if the last read ended inside a message
     Count read_at;          // clock_ns() of the last read that brought something; 0 before begin()
     Count parked_at;        // clock_ns() when it began to wait for space; 0 if it does not wait
+    Count wanted_at;        // clock_ns() when a call of it began to wait for weights; 0 if none waits
+    Count sampled_at;       // clock_ns() when samples of it were inserted last; 0 before the first
     Count held;             // bytes that lie here for it: unsent answers, and the beginning of a message
     Count sending, sending_bytes;  // the version of the weights that is on its way, and its size; 0 if none is
 
@@ -71,6 +73,7 @@ struct Peer {
     int fd = -1;
     std::uint64_t key = 0;
     bool echo1 = false;    // speaks the original protocol: samples without headers
+    bool observer = false;  // may send no samples
     bool begun = false;    // Python knows of it
     std::int64_t beat_ns = 0;  // see NewPeer
     bool fresh = true;     // echo1: no bytes were taken from it yet

@@ -9,6 +9,8 @@
 #include <ctime>
 #include <vector>
 
+#include "../frame.hpp"
+
 namespace echo_tcp::learner {
 
 inline std::int64_t clock_ns() noexcept {
@@ -25,6 +27,7 @@ struct Block {
     std::uint32_t header;
     std::uint32_t per_frame;
     std::uint32_t frames;
+    bool labelled;  // their labels are one more leaf
 
     std::uint64_t samples() const noexcept { return std::uint64_t(frames) * per_frame; }
 };
@@ -32,8 +35,10 @@ struct Block {
 // One loop's access to the store. Each loop has its own object; only the store behind it is shared.
 class Store {
 public:
-    Store(const echo_capi *api, echo_store *store) : api_(api), store_(store) {
+    // `labelled`: the same store with one more leaf, for the labels of samples; null if it takes none.
+    Store(const echo_capi *api, echo_store *store, echo_store *labelled = nullptr) : api_(api), store_(store), labelled_(labelled) {
         api_->retain(store_);
+        if (labelled_) api_->retain(labelled_);
         const std::uint32_t leaves = api_->leaf_count(store_);
         std::uint64_t offset = 0;
         for (std::uint32_t leaf = 0; leaf < leaves; ++leaf) {
@@ -42,16 +47,23 @@ public:
             offset += sizes_.back();
         }
         sample_bytes_ = offset;
-        to_.resize(leaves);
+        sizes_.push_back(label_bytes);
+        offsets_.push_back(offset);
+        to_.resize(sizes_.size());
     }
-    ~Store() { api_->release(store_); }
+    ~Store() {
+        if (labelled_) api_->release(labelled_);
+        api_->release(store_);
+    }
     Store(const Store &) = delete;
     Store &operator=(const Store &) = delete;
 
-    std::uint32_t leaves() const noexcept { return std::uint32_t(sizes_.size()); }
+    bool takes_labels() const noexcept { return labelled_ != nullptr; }
+    std::uint32_t leaves(bool labelled) const noexcept { return std::uint32_t(sizes_.size()) - !labelled; }
     std::uint64_t size(std::uint32_t leaf) const noexcept { return sizes_[leaf]; }
     std::uint64_t offset(std::uint32_t leaf) const noexcept { return offsets_[leaf]; }
-    std::uint64_t sample_bytes() const noexcept { return sample_bytes_; }
+    std::uint64_t sample_bytes() const noexcept { return sample_bytes_; }  // without labels
+    std::uint64_t row_bytes(bool labelled) const noexcept { return sample_bytes_ + (labelled ? label_bytes : 0); }
     std::uint64_t batch_size() const noexcept { return api_->batch_size(store_); }
     bool closed() const noexcept { return closed_; }
 
@@ -61,9 +73,9 @@ public:
         return status == ECHO_OK;
     }
     char *leaf(const echo_run &run, std::uint32_t leaf) const noexcept {
-        return static_cast<char *>(api_->leaf(store_, &run, leaf));
+        return static_cast<char *>(api_->leaf(leaf < sizes_.size() - 1 ? store_ : labelled_, &run, leaf));
     }
-    void commit(const echo_run &run) noexcept { api_->commit(store_, &run); }
+    void commit(const echo_run &run, bool labelled) noexcept { api_->commit(labelled ? labelled_ : store_, &run); }
     // Gives the last slot back first: the store hands out the slot that was given back last before others, and
     // the samples that will be put into these slots should keep their order.
     void abort(const echo_run &run) noexcept {
@@ -103,7 +115,7 @@ public:
             scatter(block, first + done, run);
             if (timed) copied(clock_ns() - began, run.count);
             tally(run.count);
-            commit(run);
+            commit(run, block.labelled);
             done += run.count;
         }
         return done;
@@ -111,10 +123,11 @@ public:
 
 private:
     void scatter(const Block &block, std::uint64_t first, const echo_run &run) noexcept {
-        for (std::uint32_t l = 0; l < leaves(); ++l) to_[l] = leaf(run, l);
+        const std::uint32_t leaves = this->leaves(block.labelled);
+        for (std::uint32_t l = 0; l < leaves; ++l) to_[l] = leaf(run, l);
         if (block.per_frame == 1) {
             const char *from = block.base + first * block.stride + block.header;
-            for (std::uint32_t l = 0; l < leaves(); ++l)
+            for (std::uint32_t l = 0; l < leaves; ++l)
                 copy_strided(to_[l], from + offsets_[l], sizes_[l], block.stride, run.count);
             return;
         }
@@ -123,7 +136,7 @@ private:
             const std::uint32_t skip = std::uint32_t((first + done) % block.per_frame);
             const std::uint32_t take = std::min(block.per_frame - skip, run.count - done);
             const char *from = block.base + frame * block.stride + block.header;
-            for (std::uint32_t l = 0; l < leaves(); ++l) {
+            for (std::uint32_t l = 0; l < leaves; ++l) {
                 const std::uint64_t size = sizes_[l];
                 std::memcpy(to_[l] + done * size,
                             from + block.per_frame * offsets_[l] + skip * size, take * size);
@@ -156,7 +169,8 @@ private:
 
     const echo_capi *api_;
     echo_store *store_;
-    std::vector<std::uint64_t> sizes_;    // size of each leaf in one sample
+    echo_store *labelled_;
+    std::vector<std::uint64_t> sizes_;    // size of each leaf in one sample, and then that of its labels
     std::vector<std::uint64_t> offsets_;  // offset of each leaf in a sample: the sum of the sizes before it
     std::vector<char *> to_;              // scratch of scatter()
     std::uint64_t sample_bytes_ = 0;

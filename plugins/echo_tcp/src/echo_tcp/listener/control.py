@@ -23,10 +23,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from echo_core.base.errors import EchoError, ProtocolError
-from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.later import Later
 from echo_core.wire.peer import Peer
-from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
+from echo_core.wire.protocol import CLOSING, pack_error, parse_request, reply_frame, reply_pieces
+from echo_net.handshake import ServerHandshake
 
 from .._learner import ADDED, HOLDING, LOST, RECEIPT
 from .client_acceptor import ClientAcceptor
@@ -46,12 +46,10 @@ if TYPE_CHECKING:
     from ..echo1 import Echo1Handshake
     from ..options import TcpListenOptions
 
-__all__ = ["DRAINING", "Control"]
+__all__ = ["Control"]
 
 _log = logging.getLogger("echo")
 
-CLOSING, DRAINING = "the learner is closing", "the learner is draining"  # what clients are told
-NO_SAMPLES = MAX_NUMBER  # the base of clients that send no samples
 COUNTED_BYTES = 64 << 10  # larger requests count in their client's memory until they are answered
 CROWDED_SECONDS = 2.0  # when many clients come at once, a handshake may be ended after so long
 
@@ -261,7 +259,8 @@ class Control:
             return True
         if pending.claim is None:
             pending.holder = TcpHolder()
-            pending.claim = self._sink.identities.claim(hello["client"], hello["session"], pending.holder)
+            process = f"{hello['pid']} {hello['host']}"
+            pending.claim = self._sink.identities.claim(hello["client"], hello["session"], pending.holder, table=hello["table"], process=process)
         if not pending.claim.decided():
             return False
         if pending.claim.refusal and not pending.hanging_up:
@@ -293,17 +292,16 @@ class Control:
             native = self._natives.add(table)
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
         client, base = bytes.fromhex(hello["session"]), hello["base"]
-        if peer.role != "worker":
-            # With this base, the loops already have every sample number that the client could send. Its session
-            # must differ from that of any worker, whose id it may know.
-            client = hashlib.sha256(b"no worker" + client).digest()[:16]
-            base = NO_SAMPLES
+        observer = peer.role != "worker"
+        if observer:  # it has no samples, and cannot meddle with those of a worker whose session it knows
+            client, base = hashlib.sha256(b"no worker" + client).digest()[:16], 0
         with self._lock:
             key = self._natives[table].add(
                 sock,
                 client,
                 base,
                 echo1=bool(self._greeting),
+                observer=observer,
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),
                 beat=math.inf if self._greeting else min(self._options.silence, hello["silence"]) / 3,
@@ -405,7 +403,7 @@ class Control:
         self._closing = True
         self._acceptor.close()
         for pending in list(self._pending.values()):
-            pending.refuse("shutdown", self.farewell)
+            pending.refuse(self.farewell.code, self.farewell.text)
             try:
                 pending.go_on(False)
             except (EchoError, OSError):

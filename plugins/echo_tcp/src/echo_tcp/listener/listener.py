@@ -6,18 +6,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from echo_core.base.address import Address
-from echo_core.wire.handshake import ServerHandshake
-from echo_core.wire.network.connection_rate import ConnectionRateLimit
 from echo_core.wire.peer import Peer
+from echo_core.wire.protocol import DRAINING, JOB_ENDED
 from echo_core.wire.transport import Listener
+from echo_net.handshake import ServerHandshake
+from echo_net.network.connection_rate import ConnectionRateLimit
 
 from .._learner import NativeLearner
 from ..echo1 import Echo1Handshake, greeting
 from ..sockets import listen_on
-from .control import DRAINING, Control
+from .control import Control
 from .loops import Loops
 from .requests import Requests
 
@@ -45,24 +46,24 @@ class TcpListener(Listener):
         make_handshake: Callable[[str], ServerHandshake | Echo1Handshake] = Echo1Handshake
         said_first = b""
         if options.protocol == "echo1":
+            names: tuple[str, ...] = ("",)  # its clients name no table
             said_first = greeting(sink.spec)
         else:
             make_handshake = lambda address: ServerHandshake(  # noqa: E731
-                sink.spec, tokens(), sink.incarnation, tables=sink.tables, silence=options.silence, hold=True
+                sink.spec, tokens(), sink.incarnation, tables=sink.tables, labels=sink.labels, silence=options.silence, hold=True
             )
+            names = ("", *list(sink.tables)[1:])
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         self.address = Address("tcp", options.host, port)
         self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
         try:
             # Other kinds of memory that clients make the server hold need the rest of the budget.
-            loops = max(1, options.num_threads) * max(1, len(sink.tables))
+            loops = max(1, options.num_threads) * len(names)
             staging = min(options.staging_bytes, max(1, sink.client_memory.limit // (4 * loops)))
             requests = Requests()
             self._natives = Loops(
-                lambda name, group: NativeLearner(
-                    sink.table(name).native, options.num_threads, staging, options.silence, requests.queue, group
-                ),
-                ("", *list(sink.tables)[1:]),
+                lambda name, group: _native(sink.table(name), options.num_threads, staging, options.silence, requests.queue, group),
+                names,
             )
             self._control = Control(sockets, self._natives, requests, sink, make_handshake, options, said_first, self._rate_limit.let_in)
             try:
@@ -130,6 +131,10 @@ class TcpListener(Listener):
         self._control.farewell = DRAINING
         self.close(timeout)
 
+    def end_job(self, timeout: float | None = None) -> None:
+        self._control.farewell = JOB_ENDED
+        self.close(timeout)
+
     def close(self, timeout: float | None = None) -> None:
         if os.getpid() != self._process:
             return  # a forked child does not have the threads and must not say goodbye
@@ -142,8 +147,9 @@ class TcpListener(Listener):
             # time for farewells.
             self._rate_limit.close()
             self._control.stop_accepting(max(LEAST_SECONDS, until - time.monotonic()))
+            farewell = self._control.farewell
             for native in self._natives.values():
-                native.stop(max(0.0, until - time.monotonic()), self._control.farewell.encode())
+                native.stop(max(0.0, until - time.monotonic()), farewell.text.encode(), farewell.flags)
             self._control.stop(max(LEAST_SECONDS, until - time.monotonic()))
 
 
@@ -156,9 +162,15 @@ def _update(peer: Peer, row: dict[str, int], now: float) -> None:
         state, since = "waiting for space", row["parked_at"] / 1e9
     elif row["partial"] and now - read_at >= HALF_SECONDS:
         state, since = "half a message", read_at
+    elif row["wanted_at"] and now >= (quiet_at := row["sampled_at"] / 1e9 + STREAMING_SECONDS):
+        state, since = "waiting for weights", max(row["wanted_at"] / 1e9, quiet_at)
     elif row["bytes"] and now - read_at < STREAMING_SECONDS:
         state, since = "streaming", read_at
     else:
         state, since = "idle", read_at
     if state != peer.state or state != "streaming":
         peer.state, peer.state_since = state, since
+
+
+def _native(sink: Sink, *options: Any) -> NativeLearner:
+    return NativeLearner(sink.native, sink.labelled, *options)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoError, ProtocolError
-from echo_core.wire.handshake import ServerHandshake
+from echo_net.handshake import ServerHandshake
 
 if TYPE_CHECKING:
     from echo_core.wire.identity import Claim

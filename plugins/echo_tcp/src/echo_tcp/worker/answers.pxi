@@ -26,10 +26,12 @@ cdef class Question:
                 if status == Status.ok:
                     break
                 if status == Status.lost:
-                    raise ConnectionClosedError(
-                        f"request {self.op!r} was not answered (it may have been carried out): "
-                        f"{worker.address} was lost: {worker.why()}"
-                    )
+                    text = f"request {self.op!r} was not answered (it may have been carried out): "
+                    if worker.engine.job_ended():
+                        error = worker.error(Status.failed)
+                        error.args = (f"{text}{error}",)
+                        raise error
+                    raise ConnectionClosedError(f"{text}{worker.address} was lost: {worker.why()}")
                 if status != Status.wait:
                     raise worker.error(status)
         finally:

@@ -93,9 +93,10 @@ public:
     // ---- samples
     bool small() const noexcept { return layout_.sample_bytes() < copy_without_lock; }
     // Takes one small sample and never waits: returns ok, due, wait (then use put), closed or failed.
-    Status put_one(const void* const* leaves);
+    // `labels`: those of the sample, or null.
+    Status put_one(const void* const* leaves, const void* labels = nullptr);
     // Takes n samples, all or none; waits for room at most `slice`. `again`: this call continues a wait.
-    Status put(const void* const* leaves, std::uint64_t n, std::int64_t slice_ns, bool again);
+    Status put(const void* const* leaves, std::uint64_t n, std::int64_t slice_ns, bool again, const void* labels = nullptr);
     void pump();
     std::uint64_t appended();
     Status flushed(std::uint64_t number, std::int64_t slice_ns);       // waits until the network has the samples
@@ -107,6 +108,8 @@ public:
     std::shared_ptr<RecycledBuffers> recycled() const { return incoming_.recycled; }  // takes the memory of answers that have been read
     void forget(std::uint64_t id);
     void subscribe();
+    // A call begins to wait for weights, or has ended its wait. While one waits, the learner knows it.
+    void waits_for_weights(bool begins);
     bool take_weights(WeightsBlob& out);
     // Version `number` has been verified, and callers can see it.
     void hold(std::uint64_t number, std::uint64_t digest);
@@ -121,6 +124,8 @@ public:
     unsigned wait_event(std::int64_t slice_ns);  // a set of Event; empty when the slice is over
     Status linked(std::int64_t slice_ns);        // waits for the learner's resume point
     void fail(std::string_view why, bool broken_format);
+    void end_job();  // the learner has said, in a handshake, that the job has ended; it may also say so in its goodbye
+    void damaged(std::string_view why);  // what has come over this link is damaged: ends the link
     std::uint64_t base();  // the number of committed samples for the next handshake
 
     // ---- the end
@@ -128,13 +133,22 @@ public:
     void part(std::string_view reason);   // says goodbye, then ends the link
     Status parted(std::int64_t slice_ns);
     void stop();
+    // After stop(): some of the samples that are not acknowledged, as the payload of a frame. `from`: how many of them to leave out.
+    struct Leftover {
+        std::uint32_t count = 0;  // 0: there are no more
+        bool labelled = false;
+        std::string payload;
+    };
+    Leftover leftover(std::uint64_t from);
     void leave_to_parent() noexcept;  // in a forked child: closes its copies of the descriptors
 
     Status state();  // ok, or the reason why no call can succeed any more
     bool forked() const noexcept {
         return fork_generation.load(std::memory_order_relaxed) != generation_;
     }
-    bool broken_format();  // after Status::failed: whether the peer broke the wire format
+    bool broken_format();   // whether the last link, or the session, has ended because the peer broke the wire format
+    bool broken_weights();  // the same, and what it broke were weights
+    bool job_ended();       // after Status::failed: whether the learner has ended the job
     std::string why();     // why the link or the session was lost
     EngineStats stats();
 
@@ -177,7 +191,8 @@ private:
     void open_all();
     void wake() const noexcept;
     void lose(std::string_view why);
-    void break_off(std::string_view why);
+    void retire(std::string_view why);
+    void break_off(std::string_view why, bool weights);
 
     // engine_io.hpp
     void write_due(Lock& lock, By by);
@@ -216,7 +231,9 @@ private:
     bool closing_ = false;  // close() has begun
     bool closed_ = false;
     bool failed_ = false;  // there will be no further link
-    bool broken_format_ = false;
+    bool job_ended_ = false;
+    bool broken_format_ = false, broken_weights_ = false;
+    bool served_ = false;  // a link has been up
     std::string why_ = "it has not been connected yet";
     Counters counters_;
     Latency rtt_;
@@ -249,6 +266,7 @@ private:
 
     // Weights.
     bool subscribed_ = false;
+    unsigned weights_waits_ = 0;  // calls that wait for weights
     std::optional<WeightsBlob> arrived_;
     std::uint64_t version_ = 0;  // the version that this worker holds
     std::uint64_t holds_ = 0;

@@ -13,7 +13,7 @@ inline Engine::Engine(const std::vector<std::uint64_t>& leaf_bytes, const Engine
       buffer_(read_bytes),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
-    pieces_.reserve(leaf_bytes.size() + 1);
+    pieces_.reserve(leaf_bytes.size() + 2);
     // A signal must interrupt the wait of a thread that runs Python's handlers, so this thread blocks all signals.
     sigset_t all, before;
     sigfillset(&all);
@@ -56,6 +56,18 @@ inline void Engine::leave_to_parent() noexcept {
     ::close(wake_fd_);
 }
 
+inline Engine::Leftover Engine::leftover(std::uint64_t from) {
+    Lock lock(mutex_);
+    if (!stop_) return {};
+    const Window::Stretch rows = window_.rows_from(window_.acked() + 1 + from);
+    std::vector<iovec> pieces;
+    layout_.gather(rows.block, rows.row, rows.count, pieces);
+    if (rows.labels) pieces.push_back({rows.labels + rows.row * label_bytes, rows.count * label_bytes});
+    Leftover out{rows.count, rows.labels != nullptr, {}};
+    for (const iovec& piece : pieces) out.payload.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+    return out;
+}
+
 // ------------------------------------------------------------------------------------- waiting
 
 inline Status Engine::ended() const noexcept {
@@ -93,20 +105,20 @@ inline void Engine::wake() const noexcept {
 
 // ------------------------------------------------------------------------------------- samples
 
-inline Status Engine::put_one(const void* const* leaves) {
+inline Status Engine::put_one(const void* const* leaves, const void* labels) {
     Lock lock(mutex_);
     if (closing_) return Status::closed;
     if (failed_) return Status::failed;
     if (appending_ || !window_.room(1)) return Status::wait;
     Window::Stretch rows = window_.free_rows();
     layout_.put(rows.block, rows.row, leaves);
-    window_.append(1);
+    window_.append(1, labels);
     bool due = window_.full() || (flights_.empty() && !writing_);
     return due && link_ == Link::up && !blocked_ ? Status::due : Status::ok;
 }
 
 inline Status Engine::put(const void* const* leaves, std::uint64_t n, std::int64_t slice_ns,
-                          bool again) {
+                          bool again, const void* labels) {
     Lock lock(mutex_);
     auto ready = [&] { return !appending_ && window_.room(n); };
     if (!ready() && !closing_ && !failed_) {
@@ -131,7 +143,7 @@ inline Status Engine::put(const void* const* leaves, std::uint64_t n, std::int64
         if (large) lock.unlock();
         layout_.put_many(rows.block, rows.row, leaves, done, count);
         if (large) lock.lock();
-        window_.append(count);
+        window_.append(count, labels ? static_cast<const std::byte*>(labels) + done * label_bytes : nullptr);
         done += count;
         write_due(lock, By::caller);
     }
@@ -199,6 +211,16 @@ inline void Engine::subscribe() {
     write_due(lock, By::caller);
 }
 
+inline void Engine::waits_for_weights(bool begins) {
+    Lock lock(mutex_);
+    const bool waited = weights_waits_ != 0;
+    weights_waits_ += begins ? 1 : -1;
+    const bool waits = weights_waits_ != 0;
+    if (waits == waited || link_ == Link::down) return;  // attach() says it
+    outbox_.push(Kind::subscribe, version_, {}, waits ? flag_waiting : 0);
+    write_due(lock, By::caller);
+}
+
 inline bool Engine::take_weights(WeightsBlob& out) {
     Lock lock(mutex_);
     if (!arrived_) return false;
@@ -245,12 +267,13 @@ inline bool Engine::attach(int fd, std::string_view rest, std::uint32_t beat_ms,
     rest_.assign(rest);
     fresh_ = true;
     link_ = config_.original ? Link::up : Link::resuming;
+    broken_format_ = broken_weights_ = false;
     ++counters_.links;
     if (restarted) {
         ++counters_.restarts;
         version_ = 0;
     }
-    if (subscribed_) outbox_.push(Kind::subscribe, version_);
+    if (subscribed_) outbox_.push(Kind::subscribe, version_, {}, weights_waits_ != 0 ? flag_waiting : 0);
     wake();
     return true;
 }
@@ -297,12 +320,34 @@ inline void Engine::lose(std::string_view why) {
     wake();
 }
 
-// The peer broke the wire format, so no further link is tried: it would end in the same way.
-inline void Engine::break_off(std::string_view why) {
+// The peer broke the wire format. If it has never served this worker, a further link would end in the same way. Otherwise
+// bytes may have been damaged on their way, and the thread that dials decides whether to try another link.
+inline void Engine::break_off(std::string_view why, bool weights) {
+    if (link_ == Link::down) return;
     lose(why);
     if (failed_ || parting_) return;
-    failed_ = broken_format_ = true;
+    broken_format_ = true;
+    broken_weights_ = weights;
+    failed_ = !served_;
     open_all();
+}
+
+// The learner has ended the job, so no further link is tried: nobody would answer.
+inline void Engine::retire(std::string_view why) {
+    lose(why);
+    if (failed_ || parting_) return;
+    failed_ = job_ended_ = true;
+    open_all();
+}
+
+inline void Engine::end_job() {
+    Lock lock(mutex_);
+    retire("the learner has ended the job");
+}
+
+inline void Engine::damaged(std::string_view why) {
+    Lock lock(mutex_);
+    break_off(why, true);
 }
 
 // ------------------------------------------------------------------------------------- the end
@@ -340,9 +385,19 @@ inline Status Engine::state() {
     return closing_ ? Status::closed : failed_ ? Status::failed : Status::ok;
 }
 
+inline bool Engine::broken_weights() {
+    Lock lock(mutex_);
+    return broken_format_ && broken_weights_;
+}
+
 inline bool Engine::broken_format() {
     Lock lock(mutex_);
     return broken_format_;
+}
+
+inline bool Engine::job_ended() {
+    Lock lock(mutex_);
+    return job_ended_;
 }
 
 inline std::string Engine::why() {

@@ -83,9 +83,10 @@ inline void Engine::read_now(Lock& lock) {
     turn_.open();
     counters_.bytes_received += std::exchange(received_, 0);
     if (link_ != Link::down) {
-        if (!wrong) wrong = digest();
+        const bool unread = wrong != nullptr;
+        if (!unread) wrong = digest();
         if (wrong) {
-            break_off(wrong);
+            break_off(wrong, unread && incoming_.in_weights());
         } else if (!gone.empty()) {
             lose(gone);
         }
@@ -139,10 +140,12 @@ inline bool Engine::compose(By by) {
     rows.count = std::min(rows.count, most_rows_);
     if (!config_.original) {
         header_ = make_header(Kind::data, rows.first + number_shift_,
-                              rows.count * layout_.sample_bytes(), rows.count);
+                              rows.count * (layout_.sample_bytes() + (rows.labels ? label_bytes : 0)), rows.count,
+                              rows.labels ? flag_labels : 0);
         pieces_.push_back({&header_, sizeof header_});
     }
     layout_.gather(rows.block, rows.row, rows.count, pieces_);
+    if (rows.labels) pieces_.push_back({rows.labels + rows.row * label_bytes, rows.count * label_bytes});
     piece_is_data_ = true;
     pinned_ = rows.block;
     window_.advance(rows.count);
@@ -248,7 +251,7 @@ inline void Engine::begin_link() {
     const char* wrong = incoming_.feed(reinterpret_cast<const std::byte*>(rest_.data()),
                                        rest_.size());
     if (!wrong) wrong = digest();
-    if (wrong) break_off(wrong);
+    if (wrong) break_off(wrong, incoming_.in_weights());
 }
 
 inline void Engine::end_link() {
@@ -292,6 +295,7 @@ inline const char* Engine::digest() {
             if (!reply) outbox_.push(Kind::ping, message.header.seq, {}, flag_reply);
         } else if (reply) {
             outbox_.answered(message.header.seq, std::move(message.payload));
+            ++counters_.answers;
             answer_gate_.open();
         } else {
             outbox_.push(Kind::control, message.header.seq, refused_request(), flag_reply);
@@ -302,7 +306,13 @@ inline const char* Engine::digest() {
         events_ |= Event::weights_here;
         event_gate_.open();
     }
-    if (incoming_.bye && !wrong) lose("it ended the session: " + *incoming_.bye);
+    if (incoming_.bye && !wrong) {
+        if (incoming_.job_ended) {
+            retire(*incoming_.bye);
+        } else {
+            lose("it ended the session: " + *incoming_.bye);
+        }
+    }
     incoming_.taken();
     return wrong;
 }
@@ -323,6 +333,7 @@ inline const char* Engine::resume(std::uint64_t number) {
         number = window_.reached();
     }
     link_ = Link::up;
+    served_ = true;
     link_gate_.open();
     window_.resume(number, appending_);
     written_ = number;

@@ -30,6 +30,7 @@ public:
     std::vector<Message> messages;
     std::optional<WeightsBlob> weights;  // the newest version that is whole
     std::optional<std::string> bye;
+    bool job_ended = false;  // whether the goodbye says so
     const std::shared_ptr<RecycledBuffers> recycled = std::make_shared<RecycledBuffers>();  // readers of a message give its memory back here
 
     explicit Incoming(bool original) : original_(original) {}
@@ -39,6 +40,7 @@ public:
         messages.clear();
         weights.reset();
         bye.reset();
+        job_ended = false;
     }
 
     // Begins with a new link: discards a message that was read in part from the old one.
@@ -51,6 +53,8 @@ public:
         assembly_.restart();
         taken();
     }
+
+    bool in_weights() const noexcept { return kind() == Kind::weights; }  // whether the last header was one of weights
 
     // Returns nullptr, or a text that says what is wrong.
     const char* feed(const std::byte* data, std::size_t n) {
@@ -107,7 +111,7 @@ private:
                 return within(!(flags & ~flag_reply) && !length,
                               "it sent a PING frame with a payload");
             case Kind::bye:
-                return within(!flags && length <= max_bye_bytes, "it sent a BYE frame too long");
+                return within(!(flags & ~flag_ended) && length <= max_bye_bytes, "it sent a BYE frame too long");
             case Kind::weights:
                 if ((flags & ~(flag_first_chunk | flag_last_chunk)) || !length ||
                     length > max_weights_chunk) {
@@ -134,7 +138,10 @@ private:
                 break;
             case Kind::control:
             case Kind::ping: messages.push_back({header_, std::move(small_)}); break;
-            case Kind::bye: bye = std::move(small_); break;
+            case Kind::bye:
+                bye = std::move(small_);
+                job_ended = header_.flags & flag_ended;
+                break;
             case Kind::weights:
                 if (header_.flags & flag_last_chunk) return assembly_.finish(weights);
                 break;

@@ -49,6 +49,7 @@ struct Counters {
     std::uint64_t frames_sent = 0;   // DATA frames begun, repetitions included
     std::uint64_t send_blocked = 0;  // calls that had to wait for room
     std::uint64_t blocked_ns = 0;    // and how long they waited in total
+    std::uint64_t answers = 0;       // to requests
     std::uint64_t links = 0;         // connections made
     std::uint64_t restarts = 0;      // connections to a learner that had been restarted
 };

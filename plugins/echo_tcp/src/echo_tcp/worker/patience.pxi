@@ -9,6 +9,8 @@ cdef class Patience:
     def __cinit__(self, Worker worker, timeout, str what):
         self.worker, self.what = worker, what
         self.seconds = worker.timeout if timeout is None else timeout
+        if not self.seconds >= 0:  # a wait until NaN would never end
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
         self.began, self.longest = now_ns() / 1e9, SLICE
 
     cdef object begun(self):
@@ -38,7 +40,8 @@ cdef class Patience:
         return f"{self.situation()}; gave up after {shown(self.seconds)} s; {self.advice()}"
 
     def so_far(self, waited):
-        return f"{self.situation()} (for {waited:.0f} s so far)"
+        give_up = "; Ctrl-C or close(timeout=) gives up, and loses them" if self.what == "close" else ""
+        return f"{self.situation()}{give_up} (for {waited:.0f} s so far)"
 
     cdef str situation(self):
         cdef EngineStats now = self.worker.engine.stats()

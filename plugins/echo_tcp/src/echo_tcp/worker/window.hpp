@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <new>
 #include <vector>
@@ -31,6 +32,7 @@ public:
         std::uint32_t row;
         std::uint32_t count;
         std::uint64_t first;  // sample number of `row`
+        std::byte* labels;    // of row 0 of the block; null if no sample of the block has labels
         bool to_end;          // its last row is the block's last, so it cannot grow
     };
 
@@ -80,12 +82,22 @@ public:
     Stretch free_rows() {
         if (live_.empty() || live_.back().rows == layout_.capacity()) open_block();
         Block& tail = live_.back();
-        return {tail.data, tail.rows, layout_.capacity() - tail.rows, appended_ + 1, true};
+        return {tail.data, tail.rows, layout_.capacity() - tail.rows, appended_ + 1, nullptr, true};
     }
 
-    // The first n free rows hold samples now.
-    void append(std::uint32_t n) noexcept {
-        live_.back().rows += n;
+    // The first n free rows hold samples now, with these labels; null: they have none. The labels of a block are sent if one of its samples has some.
+    void append(std::uint32_t n, const void* labels = nullptr) noexcept {
+        Block& tail = live_.back();
+        std::byte* rows = labels_of(tail);
+        if (labels && !tail.labelled) std::memset(rows, 0xff, tail.rows * label_bytes);
+        tail.labelled = tail.labelled || labels;
+        rows += tail.rows * label_bytes;
+        if (labels) {
+            std::memcpy(rows, labels, n * label_bytes);
+        } else if (tail.labelled) {
+            std::memset(rows, 0xff, n * label_bytes);
+        }
+        tail.rows += n;
         appended_ += n;
     }
 
@@ -94,7 +106,17 @@ public:
         if (sent_ == appended_) return {};
         const Block& block = live_[cursor_];
         auto row = static_cast<std::uint32_t>(sent_ + 1 - block.first);
-        return {block.data, row, block.rows - row, sent_ + 1, block.rows == layout_.capacity()};
+        return {block.data, row, block.rows - row, sent_ + 1, block.labelled ? labels_of(block) : nullptr, block.rows == layout_.capacity()};
+    }
+
+    // The samples from number `first` on that lie in one block; count is 0 if there are none. For a window that no thread uses any more.
+    Stretch rows_from(std::uint64_t first) const noexcept {
+        for (const Block& block : live_) {
+            if (first >= block.first + block.rows) continue;
+            auto row = static_cast<std::uint32_t>(first - block.first);
+            return {block.data, row, block.rows - row, first, block.labelled ? labels_of(block) : nullptr, true};
+        }
+        return {};
     }
 
     // True if the stretch of `next()` reaches the end of its block.
@@ -127,6 +149,7 @@ public:
                 // the start: an idle link then keeps writing to the same few cache lines.
                 if (!appending) {
                     head.rows = 0;
+                    head.labelled = false;
                     head.first = appended_ + 1;
                 }
                 break;
@@ -155,11 +178,16 @@ private:
         std::byte* data;
         std::uint64_t first;  // sample number of row 0
         std::uint32_t rows;   // rows that hold samples; less than capacity only in the last block
+        bool labelled = false;  // whether one of them has labels
     };
 
+    // Labels lie behind the rows. Most blocks have none, and memory that is never written takes no room.
+    std::uint64_t labels_at() const noexcept { return (layout_.block_bytes() + 63) / 64 * 64; }
+    std::byte* labels_of(const Block& block) const noexcept { return block.data + labels_at(); }
+
     std::byte* new_block() const {
-        std::uint64_t bytes = (layout_.block_bytes() + 63) / 64 * 64;
-        void* data = std::aligned_alloc(64, bytes ? bytes : 64);
+        std::uint64_t bytes = labels_at() + layout_.capacity() * label_bytes;
+        void* data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
         if (!data) throw std::bad_alloc();
         return static_cast<std::byte*>(data);
     }

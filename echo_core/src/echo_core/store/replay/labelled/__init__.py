@@ -1,1 +1,0 @@
-"""The view of a replay table for connections whose samples carry labels (priority and policy version)."""

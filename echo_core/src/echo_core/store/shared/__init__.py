@@ -1,1 +1,0 @@
-"""A stream store in shared memory, which writers in other processes fill."""

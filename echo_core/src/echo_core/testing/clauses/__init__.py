@@ -1,1 +1,0 @@
-"""The clauses of the transport contract, by subject; `TransportContract` inherits them all."""

@@ -1,0 +1,1 @@
+"""The description of replay tables, in code and in files of configuration."""

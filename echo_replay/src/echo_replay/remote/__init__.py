@@ -1,0 +1,1 @@
+"""A client's access to the tables of a server."""

@@ -1,0 +1,393 @@
+"""Accesses a learner's replay table from another process or machine, by requests to the server over any transport."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, SpecError
+from echo_core.base.memory.recycled import empty
+from echo_core.base.plural import counted
+from echo_core.base.waiting import Wait
+from echo_core.spec.spec import Spec
+from echo_core.store.sampler import Keys, check_keys, check_priorities
+from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, max_rows, split
+
+from ..tables.replay_info import importance_weights
+from . import asking_again
+from .asking_again import FINAL, patience
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from echo_core.client.requests import Requests
+    from echo_core.spec.leaf import LeafSpec
+    from echo_core.wire.protocol import Buffer
+    from echo_core.wire.transport import Pending
+
+__all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
+
+AHEAD = 2  # messages of one batch under way; with more, data in the processor's caches would be overwritten before it is read
+
+
+class RemoteInfo(NamedTuple):
+    """Information about the table at the time of the draw; see `ReplayInfo`."""
+
+    table: str | None
+    store_size: int
+    inserted: int
+    sampled: int
+    redrawn: int
+    effective_sample_size: float
+    policy_version: int = 0
+    policy_versions: np.ndarray | None = None
+    mass: float | None = None
+    beta: float = 0.0  # the exponent of `weights`
+
+
+class RemoteSample(NamedTuple):
+    """A batch from another process. It is like `Sample`, but its arrays belong to this process.
+
+    Attributes:
+        batch: leaves of shape `(n, *leaf.shape)`.
+        info: `RemoteInfo`.
+        keys, probabilities, weights: as in `Sample`, shape (n,).
+    """
+
+    batch: Any
+    info: RemoteInfo
+    keys: np.ndarray
+    probabilities: np.ndarray
+    weights: np.ndarray
+
+    def with_batch(self, batch: Any) -> RemoteSample:
+        """The same keys, weights and information with another batch."""
+        return RemoteSample(batch, self.info, self.keys, self.probabilities, self.weights)
+
+
+@dataclass
+class Drawing:
+    """A batch of `n` items with the leaves `wanted`; each message has `step` items. `more` holds further arguments of each request."""
+
+    n: int
+    step: int
+    wanted: Sequence[LeafSpec]
+    more: dict[str, Any]
+    to_ask: int = 0  # the first item that was not requested yet
+    asked: deque[Pending] = field(default_factory=deque)  # the requests under way
+    first: tuple[dict[str, Any], Buffer] | None = None  # the first answer, once it has arrived
+    number: int = 0  # of the first request; the others of a large batch name it
+    lost: bool = False  # the connection was lost since the first request was sent
+
+    def begin(self) -> None:
+        """The first request is about to be sent. It keeps its number if it is sent again."""
+        if not self.lost:
+            self.number = next(asking_again.numbers)
+
+    def lose(self) -> None:
+        """The connection was lost, with answers: all of the batch is requested again."""
+        self.to_ask, self.first, self.lost = 0, None, True
+        self.asked.clear()
+
+    def body(self, start: int) -> dict[str, Any]:
+        """The body of the request for the items from `start` on."""
+        more = self.more if start else self.more | {"number": self.number}
+        if self.n <= self.step:
+            return more
+        return more | {"batch": self.number, "start": start, "rows": min(self.step, self.n - start)}
+
+
+class RemoteTable:
+    """One table of a server; `requests` sends its requests. Thread-safe."""
+
+    def __init__(self, requests: Requests, spec: Spec, name: str | None, timeout: float) -> None:
+        self._requests = requests
+        self._spec = spec
+        self._name = name
+        self._timeout = timeout
+
+    @property
+    def spec(self) -> Spec:
+        return self._spec
+
+    def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None) -> int:
+        """Like `ReplayTable.update_priorities`. The priorities are applied when this returns; very many are applied in several parts."""
+        checked = check_keys(keys)
+        values = check_priorities(priorities, checked)
+        gone, zeros = 0, np.flatnonzero(values == 0)[:1]
+        if checked.size > MAX_KEYS and zeros.size:  # some tables refuse 0, and must do so before any other priority is applied
+            self._ask("update_priorities", 1, join(checked[zeros], values[zeros]), timeout)
+        for start in range(0, checked.size, MAX_KEYS):
+            part = slice(start, start + MAX_KEYS)
+            blob = join(checked[part], values[part])
+            gone += self._ask("update_priorities", len(checked[part]), blob, timeout)[0]["gone"]
+        return gone
+
+    def delete(self, keys: Any, timeout: float | None = None) -> int:
+        """Like `ReplayTable.delete`."""
+        checked = check_keys(keys)
+        deleted = 0
+        for part in _parts(checked, MAX_KEYS):
+            deleted += self._ask("delete", len(part), join(part), timeout, counts=True)[0]["deleted"]
+        return deleted
+
+    def ack(self, keys: Any, timeout: float | None = None) -> int:
+        """Like `ReplayTable.ack`."""
+        checked = check_keys(keys)
+        ended = 0
+        for part in _parts(checked, MAX_KEYS):
+            ended += self._ask("ack", len(part), join(part), timeout, counts=True)[0]["acknowledged"]
+        return ended
+
+    def peek(self, keys: Any, timeout: float | None = None) -> tuple[Any, np.ndarray]:
+        """Like `ReplayTable.peek`: items by key, and which of them exist. Items that arrive in different messages may be from different moments."""
+        checked = check_keys(keys)
+        if checked.size == 0:
+            raise ValueError("peek() needs at least one key")
+        parts = []
+        for part in _parts(checked, max_rows(self._spec)):
+            blob = self._ask("peek", len(part), join(part), timeout)[1]
+            parts.append(split(blob, (np.bool_, (len(part),)), *((leaf.dtype, (len(part), *leaf.shape)) for leaf in self._spec.leaves)))
+        here, *leaves = [np.concatenate(rows) for rows in zip(*parts)]
+        return self._spec.flattener.unflatten(leaves), here
+
+    def update_items(self, keys: Any, leaves: Mapping[str, Any], timeout: float | None = None) -> np.ndarray:
+        """Like `ReplayTable.update_items`: overwrite leaves of items in place (for a worker that reanalyses), and return which of them existed."""
+        checked = check_keys(keys)
+        known = {leaf.path: leaf for leaf in self._spec.leaves}
+        arrays = {}
+        for path, value in leaves.items():
+            if path not in known:
+                raise SpecError(f"the table has no leaf {path!r}; it has {', '.join(map(repr, known))}")
+            arrays[path] = known[path].stacked(value, checked.size)
+        here, start = [np.empty(0, np.bool_)], 0
+        for part in _parts(checked, max_rows(self._spec)):
+            rows = slice(start, start + len(part))
+            blob = join(part, *(array[rows] for array in arrays.values()))
+            answer = self._ask("update_items", len(part), blob, timeout, leaves=list(arrays))[1]
+            here.append(split(answer, (np.bool_, (len(part),)))[0])
+            start += len(part)
+        return np.concatenate(here)
+
+    def top(self, k: int, timeout: float | None = None) -> tuple[Keys, np.ndarray]:
+        """Like `ReplayTable.top`; k is at most 65 280."""
+        body, blob = self._ask("top", k, b"", timeout)
+        keys, priorities = split(blob, (np.uint64, (body["n"],)), (np.float64, (body["n"],)))
+        return keys, priorities
+
+    def priority_histogram(self, bins: int = 32, timeout: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Like `ReplayTable.priority_histogram`, with `bins` equal ranges."""
+        counts, edges = split(self._ask("priority_histogram", bins, b"", timeout)[1], (np.int64, (bins,)), (np.float64, (bins + 1,)))
+        return counts, edges
+
+    def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
+        """Insert N samples and return their keys; leaves have shape `(N, *leaf.shape)`. For many samples in a row, `send` is faster.
+
+        Raises:
+            SpecError, ValueError: nothing was inserted.
+            EchoTimeoutError: the rate limiter allowed no insert in time. The samples of earlier parts of a large batch stay inserted; the
+                error's attribute `inserted` says how many.
+            EchoError: the table refused some samples; the message says how many were inserted before.
+        """
+        total, data = self._spec.flattener.batch_tobytes(samples)
+        leaves = split(data, *((leaf.dtype, (total, *leaf.shape)) for leaf in self._spec.leaves))
+        values = None if priorities is None else check_priorities(priorities, np.arange(total, dtype=np.uint64), what="sample")
+        keys, step = [np.empty(0, np.uint64)], max_rows(self._spec)
+        for start in range(0, total, step):
+            part = slice(start, start + step)
+            given = [] if values is None else [values[part]]
+            n = min(step, total - start)
+            blob = join(*given, *(leaf[part] for leaf in leaves))
+            try:
+                answer = Turn(self._requests, "insert", {"n": n, **self._named(), "priorities": bool(given)}, blob, self._seconds(timeout)).wait()
+            except EchoTimeoutError as error:
+                error.inserted = start
+                raise
+            except EchoError as error:
+                if start:
+                    raise type(error)(f"{start} of {total} were inserted; among the others, counted from the first of them: {error}") from error
+                raise
+            keys.append(split(answer[1], (np.uint64, (n,)))[0])
+        return np.concatenate(keys)
+
+    def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> RemoteSample:
+        """Draw n items of at most 1 GiB. A batch that is larger than one message is drawn at once and travels in several messages.
+
+        Raises:
+            ValueError: n is not a whole number of at least 1.
+            EchoTimeoutError: the rate limiter allowed no such batch in time. ClosedError: the server is closed. ConnectionClosedError: the
+                connection was lost and did not return in time, or items that are drawn only a few times were lost with it.
+        """
+        return self._finish(self._begin(n, beta), timeout)
+
+    def sample_units(self, units: Mapping[str, int], timeout: float | None = None, beta: float | None = None) -> Any:
+        """Draw by a budget of rows, which only a table of samples of varying length can; this one raises ConfigError."""
+        raise ConfigError(f"units={units!r} is for tables of samples of varying length; give n, a number of items")
+
+    def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
+        """How a batch is requested: the items per message, the leaves, and further arguments."""
+        return messages_of(self._spec.sample_bytes), self._spec.leaves, {}
+
+    def _begin(self, n: int, beta: float | None) -> Drawing:
+        """Prepare a batch; `_finish` sends the remaining requests and waits for the answers."""
+        if not hasattr(type(n), "__index__") or n < 1:
+            raise ValueError(f"n must be a whole number of at least 1, not {n!r}")
+        step, wanted, more = self._plan()
+        return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
+
+    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
+        (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
+        weights = importance_weights(probabilities, figures["beta"])
+        if info.policy_versions is not None and figures["lag_weight"] != 1:
+            lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
+            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+
+    def _draw(
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
+    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
+        """The keys, probabilities and leaves of a batch, and information about the table and the draw. `answered` is called after each answer."""
+        n, step, wanted = drawing.n, drawing.step, drawing.wanted
+        wait = Wait(self._seconds(timeout))  # for all messages together
+        arrays: list[np.ndarray] = []
+        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
+        start = 0
+        while start < n:
+            k = min(step, n - start)
+            if start == 0:
+                body, blob = drawing.first or self._first(drawing, wait.left())
+                drawing.to_ask = max(drawing.to_ask, k)
+            else:
+                try:
+                    body, blob = self._part(drawing, start, wait.left())
+                except ConnectionClosedError as error:
+                    if isinstance(error, FINAL) or not wait.left():
+                        raise
+                    drawing.lose()
+                    start = 0
+                    continue
+            if body.get("closed"):
+                raise ClosedError("sample(): the server is closed")
+            if answered is not None:
+                answered()
+            else:
+                self._ask_ahead((drawing,), AHEAD)
+            if not arrays:  # arrays of the whole batch, into which every message is copied
+                versions = [(np.uint64, ())] if body.get("versions") else []
+                arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
+            fill(blob, [array[start : start + k] for array in arrays])
+            figures = body
+            start += k
+        made_by = arrays.pop() if figures.get("versions") else None
+        w = 1.0 / arrays[1]
+        info = RemoteInfo(
+            table=self._name,
+            store_size=int(figures["store_size"]),
+            inserted=int(figures["inserted"]),
+            sampled=int(figures["sampled"]),
+            redrawn=int(figures["redrawn"]),
+            effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
+            policy_version=int(figures.get("policy_version", 0)),
+            policy_versions=made_by,
+            mass=figures.get("mass"),
+            beta=float(figures["beta"]),
+        )
+        return arrays, info, figures
+
+    def _first(self, drawing: Drawing, timeout: float) -> tuple[dict[str, Any], Buffer]:
+        """The first answer of a batch, which is drawn as soon as the table has one."""
+        drawing.begin()
+        body = {"n": drawing.n, **self._named(), **drawing.body(0)}
+        answer = Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost).wait()
+        drawing.lost = False
+        return answer
+
+    def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
+        """The answer with the items from `start` on, of a batch that is already drawn."""
+        too_late = f"sample() received only {start} of {counted(drawing.n, 'item')} in time; draw fewer, or wait longer (timeout=)"
+        if left == 0:
+            raise EchoTimeoutError(too_late)
+        self._ask_ahead((drawing,), 1)
+        try:
+            answer = drawing.asked.popleft()(patience(left))
+            if answer[0].get("gone"):  # this part was requested before the batch was drawn
+                answer = self._send("sample", drawing.n, **drawing.body(start))(patience(left))
+        except EchoTimeoutError as error:
+            raise EchoTimeoutError(too_late) from error
+        if answer[0].get("gone"):
+            raise EchoError(f"the server has dropped the rest of this batch of {drawing.n}; draw such large batches in fewer threads")
+        return answer
+
+    def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
+        """Yield batches of n items in the order of their draws until the server is closed, with `prefetch` of them on the way. At most
+        `AHEAD` messages of large batches are on the way."""
+        if sum(leaf.nbytes for leaf in self._plan()[1]) + DRAWN > MAX_BYTES:
+            prefetch = 0  # the server keeps every drawn batch as a whole, and several of such size could be more than it may keep
+        drawings: deque[Drawing] = deque()
+
+        def answered() -> None:
+            while len(drawings) <= prefetch:
+                drawings.append(self._begin(n, beta))
+            self._ask_ahead(drawings, 1 + max(prefetch, AHEAD))
+
+        try:
+            while True:
+                answered()
+                # A batch that could not be drawn when it was requested comes after the next drawn one, and is requested again with it.
+                for _ in range(len(drawings)):
+                    if (drawing := drawings[0]).asked:
+                        try:
+                            drawing.first = drawing.asked.popleft()(patience(timeout))
+                        except ConnectionClosedError as error:
+                            if isinstance(error, FINAL):
+                                raise
+                            drawing.lose()
+                    if drawing.first is None or "wait" not in drawing.first[0]:
+                        break
+                    drawing.first, drawing.to_ask = None, 0
+                    drawing.asked.clear()
+                    drawings.rotate(-1)
+                sample = self._finish(drawings[0], timeout, answered)
+                drawings.popleft()
+                yield sample
+        except FINAL:
+            return
+
+    def _ask_ahead(self, drawings: Iterable[Drawing], most: int) -> None:
+        """Send requests until `most` messages of these batches are under way, in order."""
+        under_way = sum(len(drawing.asked) for drawing in drawings)
+        for drawing in drawings:
+            while drawing.to_ask < drawing.n and under_way < most:
+                if drawing.to_ask == 0:
+                    drawing.begin()
+                drawing.asked.append(self._send("sample", drawing.n, **drawing.body(drawing.to_ask)))
+                drawing.to_ask = min(drawing.to_ask + drawing.step, drawing.n)
+                under_way += 1
+
+    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, counts: bool = False, **body: Any) -> tuple[dict[str, Any], Buffer]:
+        """The answer to a request that may be carried out twice; see `asking_again.ask`."""
+        return asking_again.ask(self._requests, op, {"n": n, **self._named(), **body}, blob, self._seconds(timeout), counts)
+
+    def _send(self, op: str, n: int, **body: Any) -> Pending:
+        return self._requests.ask(op, {"n": n, **self._named(), **body})
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout
+
+    def _named(self) -> dict[str, str]:
+        return {} if self._name is None else {"table": self._name}
+
+
+def messages_of(item_bytes: int) -> int:
+    """Items per request of a batch: as many as fit into a message. If not even one fits, a request is for the whole batch, and its answer
+    travels in pieces."""
+    row = item_bytes + DRAWN
+    return MAX_BYTES // row or max(1, MOST_BYTES // row)
+
+
+def _parts(keys: Keys, most: int) -> Iterator[Keys]:
+    """Split `keys` into runs of at most `most`."""
+    return (keys[start : start + most] for start in range(0, keys.size, most))

@@ -1,0 +1,1 @@
+"""How a server answers the requests of clients for its tables."""

@@ -1,0 +1,1 @@
+"""The view of a replay table for samples of clients that have labels (priority and policy version)."""

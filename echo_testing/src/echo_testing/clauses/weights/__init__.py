@@ -1,0 +1,1 @@
+"""Clauses on weights: from the learner to its workers, and through relays."""
