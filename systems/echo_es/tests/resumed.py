@@ -1,4 +1,7 @@
-"""A server with a log, and its workers, as processes of their own: `python resumed.py serve MODE ADDRESS LOG THETA EPOCHS` or `work ADDRESS`."""
+"""A server with a log, and its workers, as processes of their own: `python resumed.py serve MODE ADDRESS LOG THETA EPOCHS` or `work ADDRESS`.
+
+With AS_WEIGHTS in its environment, the server sends no parameters within tasks.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from echo_es import ESServer, run_worker
+from echo_es.experiments import parameters
 from echo_es.strategies import OpenAIES
 
 DIMS, POPULATION, SEED, CORES = 12, 20, 7, 3
@@ -32,6 +36,8 @@ def evaluate(thetas: np.ndarray[Any, Any], epoch: int) -> np.ndarray[Any, Any]:
 
 def serve(mode: str, address: str, log: str, result: Path, epochs: int) -> None:
     """Search until the end, and write the result."""
+    if "AS_WEIGHTS" in os.environ:
+        parameters.SMALL = 0
     if mode == "workers":  # they optimise
         server = ESServer(POPULATION, address, log=log, max_epochs=epochs)
     else:

@@ -25,6 +25,8 @@ from click.testing import CliRunner  # noqa: E402
 from echo_core import CheckpointError, ConfigError  # noqa: E402
 from echo_es.commands.group import command  # noqa: E402
 from echo_es.log import EpochLog, read_log  # noqa: E402
+from echo_testing.ports import free_port  # noqa: E402
+from echo_testing.processes import until  # noqa: E402
 
 pytestmark = pytest.mark.needs("echo-tcp")
 WAIT = 60
@@ -82,8 +84,9 @@ def address(folder: Path, server: subprocess.Popen[str]) -> str:
 
 
 def test_a_search_is_run_watched_ended_and_resumed(tmp_path: Path) -> None:
-    files = ("--log", "search.log", "--address-file", "address", "--result", "theta.npy")
-    serve = ("serve", "--strategy", "SepCMAES", "--dims", "4", "--population", "8", "--set", "sigma=0.5", "--max-epochs", "40", *files)
+    place = ("--transport", f"tcp://127.0.0.1:{free_port()}", "--address-file", "address")
+    search = ("--strategy", "SepCMAES", "--dims", "4", "--population", "8", "--set", "sigma=0.5", "--max-epochs", "40")
+    serve = ("serve", *place, *search, "--log", "search.log", "--result", "theta.npy")
     with running(tmp_path, *serve) as server:
         where = address(tmp_path, server)
         with running(tmp_path, "worker", "my_search:evaluate", where, "--cores", "3", "--name", "able") as worker:
@@ -95,15 +98,24 @@ def test_a_search_is_run_watched_ended_and_resumed(tmp_path: Path) -> None:
             assert shown.count("default (SepCMAES): epoch") == 2 and re.search(r"able +3 +evaluate", shown)
             server.send_signal(signal.SIGTERM)
             assert server.wait(WAIT) == 0
-            assert worker.wait(WAIT) == 0
-        assert re.search(r"default: \d+ epochs, best reward -", server.communicate()[0])
-    done = len(read_log(tmp_path / "search.log").epochs)
-    assert 0 < done < 40 and not (tmp_path / "address").exists()
-    with running(tmp_path, *serve) as server, running(tmp_path, "worker", "my_search:evaluate", address(tmp_path, server), "--cores", "8") as worker:
-        assert server.wait(WAIT) == 0 and worker.wait(WAIT) == 0
+            assert re.search(r"default: \d+ epochs, best reward -", server.communicate()[0])
+            done = len(read_log(tmp_path / "search.log").epochs)
+            assert 0 < done < 40 and not (tmp_path / "address").exists()
+            with running(tmp_path, *serve) as second:  # the worker comes back to it; there is no other
+                assert second.wait(WAIT) == 0 and worker.wait(WAIT) == 0
     found = read_log(tmp_path / "search.log")
     assert [epoch for epoch, _ in found.epochs] == list(range(1, 41))
     np.testing.assert_allclose(np.load(tmp_path / "theta.npy"), 1.0, atol=0.2)
+
+
+def test_ctrl_c_ends_the_job(tmp_path: Path) -> None:
+    serve = ("serve", "--strategy", "SepCMAES", "--dims", "4", "--population", "8", "--log", "search.log", "--address-file", "address")
+    with running(tmp_path, *serve) as server:
+        where = address(tmp_path, server)
+        with running(tmp_path, "worker", "my_search:evaluate", where, "--reconnect", str(10 * WAIT)) as worker:
+            until(lambda: json.loads(call("status", where, "--json"))["experiments"][0]["last_epoch"], "an epoch is complete", WAIT)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(WAIT) == 0 and worker.wait(WAIT) == 0
 
 
 def test_several_experiments_of_a_module(tmp_path: Path) -> None:
@@ -170,7 +182,7 @@ def test_a_benchmark_has_figures() -> None:
         (("serve", "os:getcwd"), "must return an Experiment, or a dict of them by name, not str"),
         (("serve", "os:getcwd", "--population", "4"), "SEARCH describes everything"),
         (("serve", "--population", "4", "--result", "x.npy"), "only a server with one experiment that has a strategy"),
-        (("serve",), "at least one individual"),
+        (("serve",), "population must be a whole number from 1"),
         (("worker", "os", "tcp://127.0.0.1:1"), "give package.module:name"),
         (("worker", "os:nothing", "tcp://127.0.0.1:1"), "has no attribute 'nothing'"),
         (("worker", "os:sep", "tcp://127.0.0.1:1"), "must be a function or a class"),

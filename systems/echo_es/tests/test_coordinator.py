@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_es.search import coordinator as search
-from echo_es.search.coordinator import AT_ONCE, Coordinator
+from echo_es.search import assignments
+from echo_es.search.assignments import AT_ONCE
+from echo_es.search.coordinator import Coordinator
 from echo_es.search.tasks import Kind, Member, Outcome, RefusedError, Rewards, Task, individuals
 
 SEEDS = 1000
@@ -152,7 +153,7 @@ def lies(coordinator: Coordinator, worker: Worker, chance: random.Random) -> Ite
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_epochs_are_exact_whatever_workers_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "AT_ONCE", 1 + seed % 3)  # these searches have fewer workers than the 16 of the product
+    monkeypatch.setattr(assignments, "AT_ONCE", 1 + seed % 3)  # these searches have fewer workers than the 16 of the product
     chance = random.Random(seed)
     population, epochs = chance.randint(1, 40), chance.randint(2, 6)
     record, clock = Record(), Clock()

@@ -57,7 +57,7 @@ class Summing(Worker[dict[str, float]]):
     def optimize(self, epoch: int, rewards: list[float]) -> dict[str, float]:
         return {"epochs": self.state["epochs"] + 1 + self.drift}
 
-    def test(self, state: dict[str, float], episodes: int) -> list[float]:
+    def on_test(self, state: dict[str, float], episodes: int) -> list[float]:
         return [state["epochs"]] * episodes
 
 
@@ -70,7 +70,7 @@ def test_several_experiments_of_one_server_do_not_mix(tmp_path: Path) -> None:
         "run": Experiment(strategy=SepCMAES(DIMS, 8), seed=4, max_epochs=15),
         "own": Experiment(7, max_epochs=5),
     }
-    with ESServer(transport=ADDRESS, experiments=searches) as server:
+    with ESServer(searches, ADDRESS) as server:
         assert server["run"] is searches["run"]
         threads = [in_thread(run_worker, server.address, sphere, cores=3, experiment=name) for name in ("walk", "run", "walk", "run")]
         threads.append(in_thread(lambda: asyncio.run(Summing(str(server.address), 4, experiment="own").start())))
@@ -94,8 +94,18 @@ def test_several_experiments_of_one_server_do_not_mix(tmp_path: Path) -> None:
     assert [epoch for epoch, _ in read_log(tmp_path / "walk").epochs] == list(range(1, 13))
 
 
+def test_a_server_takes_its_search_as_an_experiment_or_by_its_arguments() -> None:
+    one = Experiment(strategy=SepCMAES(DIMS, 8), seed=4, max_epochs=5)
+    with ESServer(one, ADDRESS) as first, ESServer(transport=ADDRESS, strategy=SepCMAES(DIMS, 8), seed=4, max_epochs=5) as second:
+        assert first["default"] is one
+        for server in (first, second):
+            run_worker(server.address, sphere, cores=8)
+        np.testing.assert_array_equal(first.theta, second.theta)
+        assert (first.best, first.rewards is None) == (second.best, False)
+
+
 def test_a_worker_has_to_name_an_experiment_that_there_is() -> None:
-    with ESServer(transport=ADDRESS, experiments={"a": Experiment(4), "b": Experiment(4)}) as server:
+    with ESServer({"a": Experiment(4), "b": Experiment(4)}, ADDRESS) as server:
         with pytest.raises(EchoError, match="several experiments, so a worker has to name one; it has a, b"):
             run_worker(server.address, sphere)
         with pytest.raises(EchoError, match="no experiment 'c'; it has a, b"):
@@ -105,18 +115,21 @@ def test_a_worker_has_to_name_an_experiment_that_there_is() -> None:
 
 
 def test_experiments_and_the_arguments_of_one_exclude_each_other() -> None:
-    one_search = {"population": 4, "max_epochs": 3, "theta": np.zeros(2), "mode": "steady", "grace": 1.0, "evochi": "127.0.0.1:0"}
+    one_search = {"population": 4, "max_epochs": 3, "theta": np.zeros(2), "mode": "steady", "grace": 1.0, "seed": 0}
     for name, value in one_search.items():
         argument: dict[str, Any] = {name: value}
-        with pytest.raises(ConfigError, match=f"^{name}: each Experiment has its own"):
-            ESServer(experiments={"a": Experiment(4)}, **argument)
+        for given in (Experiment(4), {"a": Experiment(4)}):
+            with pytest.raises(ConfigError, match=f"^{name}: each Experiment has its own"):
+                ESServer(given, **argument)
+    with pytest.raises(ConfigError, match="evochi: its clients cannot name an experiment"):
+        ESServer({"a": Experiment(4), "b": Experiment(4)}, evochi="127.0.0.1:0")
     with pytest.raises(ConfigError, match="there must be at least one"):
-        ESServer(transport=ADDRESS, experiments={})
+        ESServer({}, ADDRESS)
     with pytest.raises(ConfigError, match="'A b' is no name"):
-        ESServer(transport=ADDRESS, experiments={"A b": Experiment(4)})
+        ESServer({"A b": Experiment(4)}, ADDRESS)
     one = Experiment(4)
     with pytest.raises(ConfigError, match="an Experiment of its own"):
-        ESServer(transport=ADDRESS, experiments={"a": one, "b": one})
+        ESServer({"a": one, "b": one}, ADDRESS)
 
 
 def test_the_status_says_who_does_what() -> None:
@@ -172,7 +185,7 @@ def test_the_parameters_are_tested_while_the_search_goes_on(tmp_path: Path) -> N
 
 def test_workers_that_optimise_test_a_state_if_they_have_the_method() -> None:
     class Unable(Summing):
-        test = Worker.test
+        on_test = Worker.on_test
 
     with ESServer(6, ADDRESS) as server:
         in_thread(lambda: asyncio.run(Unable(str(server.address), 2).start()))

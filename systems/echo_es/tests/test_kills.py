@@ -45,7 +45,7 @@ def test_rewards_are_exact_although_workers_are_killed(scheme: str, tmp_path: Pa
     address = f"shm://{tmp_path}/search" if scheme == "shm" else f"{scheme}://127.0.0.1:0"
     search = Recorded(POPULATION, max_epochs=EPOCHS, grace=0.2)
     search.epochs = []
-    with ESServer(transport=address, experiments={"default": search}) as server, Nursery(str(server.address), SECONDS) as workers:
+    with ESServer(search, address) as server, Nursery(str(server.address), SECONDS) as workers:
         for _ in range(WORKERS):
             workers.add()
         killed, deadline = 0, time.monotonic() + LIMIT

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from nursery import Nursery, rewards_of
 from resumed import CORES, DIMS, POPULATION, SECONDS, SEED, sphere, strategy
 
-from echo_core.testing.ports import free_port
 from echo_es.log import Contents, read_log
+from echo_testing.ports import free_port
 
 KILLS = 20 if "ECHO_SOAK_SECONDS" in os.environ else 4
 EPOCHS = 10 * KILLS + 10

@@ -14,12 +14,21 @@ import pytest
 
 from echo_core import Client, ConfigError, EchoError
 from echo_es import ESServer, run_worker
+from echo_es.experiments import parameters
 from echo_es.server import EXAMPLE
 from echo_es.strategies import OpenAIES, SepCMAES, Strategy
 
 pytestmark = pytest.mark.needs("echo-tcp")
 WAIT = 60
 DIMS, EPOCHS = 12, 25
+
+
+@pytest.fixture(params=["within tasks", "as weights"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How parameters travel."""
+    if request.param == "as weights":
+        monkeypatch.setattr(parameters, "SMALL", 0)
+    return str(request.param)
 
 
 def sphere(thetas: np.ndarray[Any, Any], epoch: int) -> np.ndarray[Any, Any]:
@@ -31,7 +40,7 @@ def strategies() -> list[Strategy]:
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=["openai_es", "sep_cma_es"])
-def test_the_result_is_that_of_one_process(strategy: Strategy) -> None:
+def test_the_result_is_that_of_one_process(strategy: Strategy, way: str) -> None:
     state = strategy.init(np.zeros(DIMS), 7)
     for epoch in range(1, EPOCHS + 1):
         state = strategy.tell(state, sphere(strategy.ask(state, range(strategy.population)), epoch))
@@ -46,13 +55,14 @@ def test_the_result_is_that_of_one_process(strategy: Strategy) -> None:
         np.testing.assert_array_equal(server.theta, strategy.theta(state))
         assert server.best is not None and server.rewards is not None and server.best[0] >= server.rewards[1].max()
         assert server.stats()["es/epoch"] == EPOCHS + 1
+        assert (server.stats()["transport/tcp/weights_sent"] > 0) is (way == "as weights")
 
 
 @pytest.mark.parametrize(
     "scheme",
     [pytest.param(scheme, marks=pytest.mark.needs(f"echo-{scheme}")) for scheme in ("shm", "grpc", "rdma")],
 )
-def test_every_transport_carries_a_search(scheme: str, tmp_path: Path) -> None:
+def test_every_transport_carries_a_search(scheme: str, way: str, tmp_path: Path) -> None:
     strategy = strategies()[1]
     state = strategy.init(np.zeros(DIMS), 7)
     for epoch in range(1, 6):
@@ -84,7 +94,7 @@ run_worker(sys.argv[1], evaluate, cores=3)
 """
 
 
-def test_a_killed_worker_changes_nothing() -> None:
+def test_a_killed_worker_changes_nothing(way: str) -> None:
     strategy = strategies()[0]
     state = strategy.init(np.zeros(DIMS), 7)
     for epoch in range(1, EPOCHS + 1):
@@ -113,7 +123,7 @@ def test_arguments_that_exclude_each_other_are_refused() -> None:
         ESServer(30, strategy=strategies()[0])
     with pytest.raises(ConfigError, match="give one of the two"):
         ESServer(30, "tcp://127.0.0.1:0", evochi="127.0.0.1:0")
-    with pytest.raises(ConfigError, match="at least one individual"):
+    with pytest.raises(ConfigError, match="population must be a whole number from 1"):
         ESServer()
     with ESServer(4, "tcp://127.0.0.1:0") as server:
         with pytest.raises(EchoError, match="this server has no strategy"):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from echo_core import ConnectionClosedError
-from echo_core.testing.processes import until
 from echo_es import cancelled
 from echo_es.workers.watch import Watch
+from echo_testing.processes import until
 
 WAIT = 30.0
 

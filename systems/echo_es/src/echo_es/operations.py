@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from echo_core import EchoError, Later, Server
+from echo_core import EchoError, Later, Server, SpecError
 
 from . import state as states
+from .arguments import MANY
 from .search.tasks import Kind, Member, RefusedError, Task
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ class JoinedWorker:
     """A worker, and the experiment that it has joined.
 
     Attributes:
-        cancelled: the number of its task that was cancelled last; 0: none was.
-        watch: takes the number of the next one; since: when it was parked.
+        cancelled: the number of its task that was cancelled last. It is 0 if no task was cancelled.
+        watch: the parked request of `es/watch`, or None.
+        since: the time at which it was parked.
     """
 
     def __init__(self, experiment: Experiment, member: Member) -> None:
@@ -67,7 +69,7 @@ class Operations:
         server.serve("es/status", self._status, roles=("read", "write"))
 
     def look(self, connected: set[str]) -> None:
-        """Tell the coordinators which workers are not connected, and answer those that have watched for long. Call it every so often.
+        """Tell the coordinators which workers are not connected, and answer those that have watched for long. Call it several times a second.
 
         `connected`: the ids of all clients that are.
         """
@@ -97,8 +99,8 @@ class Operations:
         if body.get("api") != API:
             raise EchoError(f"this server speaks version {API} of es/join, and the worker {body.get('api')}; install the same echo-es on both sides")
         cores, version = body.get("cores"), body.get("version")
-        if type(cores) is not int or not (version is None or type(version) is int):
-            raise RefusedError(f"es/join: cores must be an integer, and version an integer or null, not {cores!r} and {version!r}")
+        if type(cores) is not int or cores > MANY or not (version is None or type(version) is int):
+            raise RefusedError(f"es/join: cores must be an integer up to {MANY}, and version an integer or null, not {cores!r:.80} and {version!r:.80}")
         experiment = self._experiment(body.get("experiment"))
         coordinator = experiment.coordinator
         if (before := self._joined.pop(peer.id, None)) is not None and before.experiment is not experiment:
@@ -131,7 +133,7 @@ class Operations:
             later.on_gone(lambda: self._gone(worker, give))
 
             def give(task: Task) -> bool:
-                return later(*_answer(task, worker.experiment, body.get("observations")))
+                return later(*_answer(task, worker.experiment, body))
 
             coordinator.take(member, give)
         except RefusedError:
@@ -149,19 +151,27 @@ class Operations:
         rewards = _integer("rewards", body.get("rewards", len(blob) // 8))
         if not 0 <= 8 * rewards <= len(blob) or ("rewards" not in body and len(blob) % 8):
             raise RefusedError(f"rewards: {len(blob)} bytes are not {rewards} rewards of float64")
-        slices = None if body.get("slices") is None else [_slice(part) for part in body["slices"]]
-        seen, held = blob[8 * rewards :], member.task
-        if seen and held is not None and held.id == task:  # else it is sent again, because an answer was lost
+        slices = None if body.get("slices") is None else _slices(body["slices"])
+        digest = body.get("digest")
+        if not (digest is None or isinstance(digest, str)):
+            raise RefusedError(f"digest: it must be text, not {digest!r:.80}")
+        merge: Callable[[], None] | None = None
+        if seen := blob[8 * rewards :]:
             if worker.experiment.observations is None:
                 raise RefusedError("observations: this server merges none; give it the shape of one: ESServer(..., observations=(8,))")
-            worker.experiment.observations.merge(seen)
-        coordinator.report(member, task, np.frombuffer(blob, np.float64, rewards), slices, digest=body.get("digest"))
+            merge = worker.experiment.observations.merging(seen)
+        coordinator.report(member, task, np.frombuffer(blob, np.float64, rewards), slices, digest=digest, observed=merge)
 
     def _share(self, _: Server, peer: Any, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
         worker = self._worker_of(peer)
         if worker is None:
             return {"kind": "join"}, b""
         state = bytes(blob)
+        try:
+            states.check(state)  # another worker that is given it would end
+        except SpecError as error:
+            worker.experiment.coordinator.refused()
+            raise RefusedError(f"es/share: worker {worker.member.name} sent something else than a state, and it does not count: {error}") from None
         outcome = worker.experiment.coordinator.share(worker.member, _integer("task", body.get("task")), state, digest=states.digest(state))
         return {"outcome": outcome.value}, b""
 
@@ -205,14 +215,18 @@ class Operations:
     def _experiment(self, name: Any) -> Experiment:
         if name is None and len(self._experiments) == 1:
             return next(iter(self._experiments.values()))
-        if name not in self._experiments:
+        if not isinstance(name, str) or name not in self._experiments:
             asked = "several experiments, so a worker has to name one" if name is None else f"no experiment {name!r}"
             raise RefusedError(f"experiment: this server has {asked}; it has {', '.join(self._experiments)}")
         return self._experiments[name]
 
 
-def _answer(task: Task, experiment: Experiment, seen: Any) -> tuple[dict[str, Any], bytes]:
-    """The body and the blob that hand a task to a worker. `seen`: the epoch of the merged statistics that it has."""
+def _answer(task: Task, experiment: Experiment, asked: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The body and the blob that hand a task to a worker.
+
+    `asked`: the worker's request. It names the version of the parameters and the epoch of the merged statistics that the worker has, and the
+    answer has only what is newer.
+    """
     body: dict[str, Any] = {
         "task": task.id,
         "kind": task.kind.value,
@@ -222,13 +236,17 @@ def _answer(task: Task, experiment: Experiment, seen: Any) -> tuple[dict[str, An
     }
     if task.kind in (Kind.WELCOME, Kind.TEST):
         return body, task.state
-    if task.kind is Kind.EVALUATE:
-        if experiment.optimizing is not None:
-            body["weights"] = experiment.weights
-        sent = None if experiment.observations is None else experiment.observations.sent
-        if sent is not None and sent[0] != seen:
-            return body | {"observations": sent[0]}, sent[1]
-    return body, b"" if task.rewards is None else task.rewards.tobytes()
+    if task.kind is not Kind.EVALUATE:
+        return body, b"" if task.rewards is None else task.rewards.tobytes()
+    blob = b""
+    if (newest := experiment.parameters) is not None:
+        body["weights"] = newest.weights
+        if newest.description is not None and "version" in asked and asked["version"] != newest.version:
+            body["params"], blob = newest.description, newest.data
+    sent = None if experiment.observations is None else experiment.observations.sent
+    if sent is not None and sent[0] != asked.get("observations"):
+        body["observations"], blob = sent[0], blob + sent[1]
+    return body, blob
 
 
 def _integer(name: str, value: Any) -> int:
@@ -237,7 +255,13 @@ def _integer(name: str, value: Any) -> int:
     return value
 
 
+def _slices(parts: Any) -> list[slice]:
+    if not isinstance(parts, list):
+        raise RefusedError(f"slices: they must be a list of [start, stop], not {parts!r:.80}")
+    return [_slice(part) for part in parts]
+
+
 def _slice(part: Any) -> slice:
     if not (isinstance(part, list) and len(part) == 2 and all(type(bound) is int for bound in part)):
-        raise RefusedError(f"slices: each must be [start, stop], not {part!r}")
+        raise RefusedError(f"slices: each must be [start, stop], not {part!r:.80}")
     return slice(*part)

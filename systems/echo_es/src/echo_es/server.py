@@ -7,15 +7,12 @@ publishes the parameters from which a worker draws its candidates, and only rewa
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from echo_core import ConfigError, EchoError, Server
 from echo_core.base.address import Address
@@ -32,93 +29,52 @@ from .search.tasks import Rewards
 if TYPE_CHECKING:
     from .evochi.front import EvochiFront
     from .evochi.options import FrontOptions
-    from .strategies.base import Array, Strategy
+    from .strategies.base import Array
 
 __all__ = ["DEFAULT", "EXAMPLE", "ESServer"]
 
-EXAMPLE = {"es": np.zeros(1, np.float32)}  # nobody sends samples, but every connection has a layout of them
+EXAMPLE = ()  # a client sends no samples
 DEFAULT = "default"  # the name of a server's only experiment
+_OF_EXPERIMENT = inspect.signature(Experiment).parameters.keys()
 _TICK = 0.25  # seconds between two looks at who is connected and who is slow
 
 
 class ESServer:
     """Gives the individuals of each epoch to the workers that are there. With a `strategy` it optimises as well; otherwise its workers do.
 
-    A server has one experiment, named "default", which is made from its arguments; or several with `experiments`. `server["name"]` is an `Experiment`.
-    The properties `theta`, `best` and so on are those of the only experiment.
+    A server has one experiment, named "default", or several. `server["name"]` is an `Experiment`. The properties `theta`, `best` and so on are those of the
+    only experiment.
 
     Args:
-        population: individuals in an epoch; None: those of the strategy.
-        transport: how workers reach this server, as for `echo_core.Server`.
-        strategy: optimises here; its population is that of an epoch. None: the workers optimise.
-        theta: the parameters that the strategy begins with, shape (dims,); None: zeros.
-        seed: of the strategy's noise.
-        mode: "epochs" has the strategy told whole epochs; "steady" has each reward told when it arrives, if the strategy can.
-        observations: the shape of one observation, if workers send statistics of what they have seen (`SharedObservations`).
-        log: the file of the epoch log. A server that was killed goes on from there, with the same rewards and the same parameters, bit for bit.
-        experiments: several searches by name, instead of every argument here except `transport` and `options`. Names consist of small letters, digits and "_".
-        evochi: where clients of Evochi connect, as "host:port" or as options. They optimise themselves, so it excludes `strategy`; and their states
-            are pickled, so workers at `transport` cannot join the same search.
-        max_epochs: ends after so many; 0: never.
-        task_timeout: seconds after which a worker that has not finished its task is removed; None: never.
-        straggle: how many times the median duration a task may take before an idle worker does the same; straggle_floor: at least so many seconds.
-        grace: seconds for which a worker that is not connected keeps its task.
-        max_slices: the largest number of slices in one task; 0: any.
-        options: of `echo_core.Server`, such as `token`.
+        experiment: the search; or several by name, and names consist of small letters, digits and "_". A number is a population: `ESServer(10, max_epochs=3)`
+            is `ESServer(Experiment(10, max_epochs=3))`.
+        transport: the address or the transport by which workers reach this server, as for `echo_core.Server`.
+        evochi: where clients of Evochi connect, as "host:port" or as options. They optimise themselves, so it excludes a strategy; their states are pickled,
+            so workers at `transport` cannot join the same search; and they cannot name an experiment, so there must be only one.
+        options: of the only `Experiment`, if none is given, such as `strategy` and `max_epochs`; and of `echo_core.Server`, such as `token`.
 
     Raises:
-        ConfigError: the arguments exclude each other, the population is less than 1, the strategy cannot do this mode, or the log belongs to another
-            search or another server. CheckpointError: the log is damaged. SecurityError: `evochi` is reachable from other machines without protection.
+        ConfigError: the arguments exclude each other, what `Experiment` refuses, or the log belongs to another search or another server.
+            CheckpointError: the log is damaged. SecurityError: `evochi` is reachable from other machines without protection.
             What `echo_core.Server` raises.
     """
 
     def __init__(
         self,
-        population: int | None = None,
+        experiment: Experiment | Mapping[str, Experiment] | int | None = None,
         transport: Any = None,
         *,
-        strategy: Strategy | None = None,
-        theta: ArrayLike | None = None,
-        seed: int = 0,
-        mode: str = "epochs",
-        observations: tuple[int, ...] | None = None,
-        log: str | os.PathLike[str] | None = None,
-        experiments: Mapping[str, Experiment] | None = None,
         evochi: str | FrontOptions | None = None,
-        max_epochs: int = 0,
-        max_slices: int = 0,
-        task_timeout: float | None = None,
-        straggle: float = 3.0,
-        straggle_floor: float = 1.0,
-        grace: float = 5.0,
         **options: Any,
     ) -> None:
         if evochi is not None and transport is not None:
             raise ConfigError("evochi: its clients pickle their states, so workers at `transport` cannot join the same search; give one of the two")
-        search: dict[str, Any] = {
-            "population": population,
-            "strategy": strategy,
-            "theta": theta,
-            "seed": seed,
-            "mode": mode,
-            "observations": observations,
-            "log": log,
-            "max_epochs": max_epochs,
-            "max_slices": max_slices,
-            "task_timeout": task_timeout,
-            "straggle": straggle,
-            "straggle_floor": straggle_floor,
-            "grace": grace,
-        }
-        if experiments is None:
-            experiments = {DEFAULT: Experiment(**search)}
-        else:
-            _check_alone(experiments, {**search, "evochi": evochi})
-        _check_names(experiments)
-        self.experiments = dict(experiments)
+        self.experiments = _experiments(experiment, {name: options.pop(name) for name in _OF_EXPERIMENT & options.keys()})
+        if evochi is not None and len(self.experiments) > 1:
+            raise ConfigError("evochi: its clients cannot name an experiment, so such a server has only one")
         self._closed = threading.Event()
         self._front = None if evochi is None else _front(self.coordinator, evochi)
-        self._server = Server(EXAMPLE, batch_size=1, transport=transport, **options)
+        self._server = Server(transport=transport, **options)
         self._operations = Operations(self.experiments, self._server)
         published = Published(self._server)
         begun: list[Experiment] = []
@@ -135,38 +91,65 @@ class ESServer:
         self._ticking = threading.Thread(target=self._tick, name="echo-es", daemon=True)
 
     def start(self) -> ESServer:
-        """Let workers come."""
+        """Accept workers from now on."""
         self._server.start()
         if self._front is not None:
             self._front.start()
         self._ticking.start()
         return self
 
-    def close(self, timeout: float = 1.0) -> None:
-        """End the searches and disconnect the workers. A log can be used by another server then. Idempotent.
+    def close(self, timeout: float = 1.0, *, restarting: bool = False) -> None:
+        """End the searches and disconnect the workers, which ends the job. A log can be used by another server then. Idempotent.
 
         Evaluations are cancelled, and each worker is told that it is over when it asks for a task. One that has not asked within `timeout` seconds
-        only loses its connection, and tries for a while to find a server that goes on.
+        is told by the end of its connection: see `echo_core.JobEnded`. `with ESServer(...)` ends the job in the same way if its block ends without
+        an error, by KeyboardInterrupt, or by SystemExit without an error code. After any other exception it closes with `restarting=True`.
+
+        Args:
+            timeout: the most seconds for which it waits until the workers have asked. It has no meaning if `restarting` has an effect.
+            restarting: the searches go on with another server at this address, usually from their logs. Workers are not told that it is over: they
+                try to connect again for their `reconnect` seconds. It has no effect if all searches have finished their last epoch.
+
+        Raises:
+            What a log that cannot be written raises, or a transport that cannot be closed. Everything else is closed anyway.
         """
         if self._closed.is_set():
             return
         self._closed.set()
         if self._ticking.ident is not None:
             self._ticking.join()
-        for experiment in self.experiments.values():
-            experiment.close()
-        ends = time.monotonic() + timeout
-        while self._operations.working(self._connected()) and time.monotonic() < ends:
-            time.sleep(0.005)
-        if self._front is not None:
-            self._front.close()
-        self._server.close()
+        if restarting and not all(experiment.finished for experiment in self.experiments.values()):
+            try:
+                self._disconnect(restarting=True)  # first, because a search that ends tells every worker that asks that it is over
+            finally:
+                self._end_searches()
+            return
+        try:
+            self._end_searches()
+            ends = time.monotonic() + timeout
+            while self._operations.working(self._connected()) and time.monotonic() < ends:
+                time.sleep(0.005)
+        finally:
+            self._disconnect(restarting=False)
+
+    def _end_searches(self) -> None:
+        with ExitStack() as closing:  # it closes all of them, whatever one raises
+            for experiment in self.experiments.values():
+                closing.callback(experiment.close)
+
+    def _disconnect(self, *, restarting: bool) -> None:
+        try:
+            if self._front is not None:
+                self._front.close(restarting=restarting)
+        finally:
+            self._server.close(restarting=restarting)
 
     def __enter__(self) -> ESServer:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        ended_well = error is None or isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.close(restarting=not ended_well)  # the rule of echo_core.Server
 
     def __getitem__(self, name: str) -> Experiment:
         if name not in self.experiments:
@@ -206,12 +189,12 @@ class ESServer:
 
     @property
     def best(self) -> Best | None:
-        """The highest reward so far, its epoch and its individual; None before the first."""
+        """The highest reward so far, its epoch and its individual. It is None before the first epoch is complete."""
         return self._only.results.best
 
     @property
     def rewards(self) -> tuple[int, Rewards] | None:
-        """The newest complete epoch and its rewards, float64 of shape (population,); None before the first."""
+        """The newest complete epoch and its rewards, float64 of shape (population,). It is None before the first epoch is complete."""
         return self._only.results.newest
 
     @property
@@ -235,21 +218,22 @@ class ESServer:
         """Have the workers evaluate parameters without noise, before anything else. The search goes on meanwhile.
 
         Args:
-            theta: the parameters, shape (dims,); None: the present ones. If the workers optimise, it is a state, and they need the method `test`.
-            episodes: how often; different workers may do them.
-            timeout: seconds; None waits for as long as it takes.
+            theta: the parameters, shape (dims,). None takes the present parameters. If the workers optimise, `theta` is a state, and they need the
+                method `on_test`.
+            episodes: how many evaluations to make. Different workers may make them.
+            timeout: seconds; None means that there is no limit.
 
         Returns:
             The rewards, float64 of shape (episodes,).
 
         Raises:
-            EchoTimeoutError: there were no workers to do it in time. RefusedError, an EchoError: there is nothing to test yet, or the search is over.
+            EchoTimeoutError: workers did not finish the test in time. RefusedError, an EchoError: there is nothing to test yet, or the search is over.
             ValueError: theta does not fit.
         """
         return self._only.test(theta, episodes=episodes, timeout=timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the last epoch of every experiment is over. False: it was not within `timeout` seconds.
+        """Wait until the last epoch of every experiment is over. Returns False if that takes longer than `timeout` seconds.
 
         Raises what the strategy raised, or what happened when the log was written.
         """
@@ -283,24 +267,28 @@ class ESServer:
                 experiment.tick()
 
 
-def _check_alone(experiments: Mapping[str, Experiment], others: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an argument of a single search was given beside `experiments`, which would have no effect."""
-    if not experiments:
-        raise ConfigError("experiments: there must be at least one")
-    defaults = {name: parameter.default for name, parameter in inspect.signature(ESServer).parameters.items()}
-    given = [name for name, value in others.items() if np.ndim(value) or value != defaults[name]]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: each Experiment has its own, and evochi= needs a server of one search; leave it out beside experiments=")
+def _experiments(given: Experiment | Mapping[str, Experiment] | int | None, arguments: dict[str, Any]) -> dict[str, Experiment]:
+    """The experiments of a server by name. `arguments`: those of `Experiment` that the server was given."""
+    if isinstance(given, Experiment | Mapping):
+        if arguments:
+            raise ConfigError(f"{', '.join(sorted(arguments))}: each Experiment has its own; give it to Experiment(...) instead of ESServer")
+        experiments = {DEFAULT: given} if isinstance(given, Experiment) else dict(given)
+    else:
+        experiments = {DEFAULT: Experiment(**({"population": given} if given is not None else {}) | arguments)}
+    _check_names(experiments)
+    return experiments
 
 
 def _check_names(experiments: Mapping[str, Experiment]) -> None:
+    if not experiments:
+        raise ConfigError("experiment: there must be at least one")
     for name, experiment in experiments.items():
         if not re.fullmatch("[a-z][a-z0-9_]*", name):
-            raise ConfigError(f"experiments: {name!r} is no name; use small letters, digits and '_', and begin with a letter")
+            raise ConfigError(f"experiment: {name!r} is no name; use small letters, digits and '_', and begin with a letter")
         if experiment.name:
-            raise ConfigError(f"experiments: {name!r} belongs to a server already; make a new Experiment")
+            raise ConfigError(f"experiment: {name!r} belongs to a server already; make a new Experiment")
     if len({id(experiment) for experiment in experiments.values()}) < len(experiments):
-        raise ConfigError("experiments: each name needs an Experiment of its own")
+        raise ConfigError("experiment: each name needs an Experiment of its own")
 
 
 def _front(coordinator: Coordinator, evochi: str | FrontOptions) -> EvochiFront:

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from echo_core import ConfigError
 
+from .arguments import real_rewards
+
 __all__ = ["SHAPINGS", "centered_rank", "clean", "raw", "shaping_by_name", "z_score"]
 
 Shaping = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -17,9 +19,9 @@ Shaping = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 def clean(rewards: ArrayLike, count: int) -> tuple[NDArray[np.float64], int]:
     """The rewards as float64 of shape (count,), with -inf in place of NaN, inf and -inf, and how many of these there were.
 
-    A reward that is no number is thus worse than every other. Raises ValueError if there are not `count` rewards.
+    A reward that is no number is thus worse than every other. Raises ValueError if there are not `count` rewards, or if one is not real.
     """
-    values = np.array(rewards, np.float64)
+    values = real_rewards(rewards)
     if values.shape != (count,):
         raise ValueError(f"rewards: there must be {count}, in an array of shape ({count},), not of shape {values.shape}")
     good = np.isfinite(values)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from echo_core import SpecError
+from echo_core import EchoError, SpecError
 from echo_core.wire import weights
 
-__all__ = ["digest", "pack", "unpack"]
+__all__ = ["check", "digest", "pack", "unpack"]
 
 _HEAD = 8
 
@@ -33,16 +33,27 @@ def unpack(data: Any, state_type: type | None = None) -> Any:
         data: what `pack` returned, in any buffer.
         state_type: the dataclass that is rebuilt; None returns its fields as a dict.
 
-    Raises:
-        ProtocolError: the bytes are damaged. SpecError: the fields are not those of `state_type`.
+    Raises SpecError if the bytes are damaged, or if the fields are not those of `state_type`.
     """
+    return _rebuilt(_tree(data), state_type, "state")
+
+
+def check(data: Any) -> None:
+    """Raise SpecError if these bytes are not a state that `pack` returned. No array is copied."""
+    _tree(data)
+
+
+def _tree(data: Any) -> Any:
+    """What was packed, with arrays in the memory of `data`."""
     view = memoryview(data)
     length = int.from_bytes(view[:_HEAD], "little")
     if len(view) < _HEAD or length > len(view) - _HEAD:
         raise SpecError(f"a state of {len(view)} bytes ends before its description does; it was cut off on the way")
     payload = np.frombuffer(view[_HEAD + length :], np.uint8)
-    tree = weights.unpack(bytes(view[_HEAD : _HEAD + length]), payload).params
-    return _rebuilt(tree, state_type, "state")
+    try:
+        return weights.unpack(bytes(view[_HEAD : _HEAD + length]), payload).params
+    except EchoError as error:
+        raise SpecError(f"a state of {len(view)} bytes is damaged, or was not packed by echo-es: {error}") from error
 
 
 def digest(data: Any) -> str:

@@ -17,14 +17,14 @@ REAL, OURS = "evochi.v1", "echo_es.evochi.v1"
 
 
 class Process:
-    """One worker. `folder` has the real package; without it the worker is ours."""
+    """One worker. `folder` has the real package; without it the worker is ours. `more`: further arguments of the program."""
 
-    def __init__(self, port: int, *, folder: Path | None = None, cores: int = 4, seconds: float = 0.0, program: Path = PROGRAM) -> None:
+    def __init__(self, port: int, *more: str, folder: Path | None = None, cores: int = 4, seconds: float = 0.0, program: Path = PROGRAM) -> None:
         module = OURS if folder is None else REAL
         path = [*([str(folder)] if folder else []), *filter(None, sys.path)]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, str(program), module, str(port), str(cores), str(seconds)],
+            [sys.executable, str(program), module, str(port), str(cores), str(seconds), *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,8 +62,8 @@ class Fleet:
         self.port = port
         self.all: list[Process] = []
 
-    def add(self, **options: Any) -> Process:
-        self.all.append(process := Process(self.port, **options))
+    def add(self, *more: str, **options: Any) -> Process:
+        self.all.append(process := Process(self.port, *more, **options))
         return process
 
     def lines(self) -> list[str]:

@@ -1,17 +1,14 @@
-"""The figures under Evochi's names, over HTTP on a port of their own and on the port of gRPC."""
+"""The figures under Evochi's names, over HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from echo_es.evochi.doors import MetricsDoor, SharedDoor
-from echo_es.evochi.metrics import Metrics
+from echo_es.evochi.metrics import Metrics, served
 
 UPSTREAM = {
     "evaluate_duration_seconds",
@@ -50,52 +47,21 @@ def test_prometheus_reads_the_figures() -> None:
     assert samples["worker_pool_workers",] == 3
 
 
-async def fetched(url: str, **headers: str) -> tuple[int, str]:
-    def get() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    return await asyncio.to_thread(get)
+def fetched(url: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_metrics_are_served_at_their_path(shared: bool, tmp_path: Path) -> None:
-    async def run() -> None:
-        door = SharedDoor(metrics().text, str(tmp_path / "s")) if shared else MetricsDoor(metrics().text)
-        port = await door.open("127.0.0.1", 0)
-        try:
-            status, body = await fetched(f"http://127.0.0.1:{port}/metrics")
-            assert (status, "worker_pool_workers 0" in body) == (200, True)
-            assert (await fetched(f"http://127.0.0.1:{port}/"))[0] == 404
-            assert (await fetched(f"http://127.0.0.1:{port}/metrics", Host="evil.example"))[0] == 403
-        finally:
-            await door.close()
-
-    asyncio.run(run())
-
-
-def test_http2_is_passed_on(tmp_path: Path) -> None:
-    behind = str(tmp_path / "s")
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(100):
-            writer.write(piece.upper())
-        writer.close()
-
-    async def run() -> None:
-        server = await asyncio.start_unix_server(echo, behind)
-        door = SharedDoor(metrics().text, behind)
-        port = await door.open("127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"PRI * http")
-        assert await reader.readexactly(10) == b"PRI * HTTP"
-        writer.close()
-        await door.close()
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(run())
+def test_metrics_are_served_at_their_path() -> None:
+    endpoint = served(metrics().text, "127.0.0.1", 0)
+    try:
+        status, body = fetched(f"{endpoint.url}/metrics")
+        assert (status, "worker_pool_workers 0" in body) == (200, True)
+        assert fetched(f"{endpoint.url}/")[0] == 404
+        assert fetched(f"{endpoint.url}/metrics", Host="evil.example")[0] == 403
+    finally:
+        endpoint.close()

@@ -36,6 +36,14 @@ def test_our_workers_work_to_the_end() -> None:
         assert not fleet.complaints()
 
 
+def test_each_individual_may_be_reported_alone() -> None:
+    with search(10, max_epochs=3) as (front, coordinator, heard), Fleet(front.port) as fleet:
+        fleet.add("split").wait_for("end")
+        assert heard.epochs == {epoch: [reward(epoch, i) for i in range(10)] for epoch in (1, 2, 3)}
+        assert coordinator.counts["refused"] == 0
+        assert not fleet.complaints()
+
+
 def test_heartbeats_go_on_while_evaluate_computes() -> None:
     from echo_es.evochi.options import FrontOptions
 
@@ -87,7 +95,7 @@ def test_a_state_without_our_frame_is_for_pickle_only() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needed, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"grpcio and zstandard; .*echo-es\[evochi\]"):
+    with pytest.raises(ConfigError, match=r"grpcio, protobuf, zstandard; .*echo-es\[evochi\]"):
         needed.require()
 
 

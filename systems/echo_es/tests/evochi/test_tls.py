@@ -17,7 +17,9 @@ from searches import search
 from test_metrics import UPSTREAM
 
 import echo_es.evochi.v1 as evochi
+from echo_core import SecurityError
 from echo_core.security.tls import Authority
+from echo_es.evochi.codec import SERVICE
 from echo_es.evochi.options import FrontOptions
 
 pytest.importorskip("cryptography")
@@ -63,12 +65,39 @@ def test_a_worker_joins_over_tls_with_the_token(tmp_path: Path) -> None:
         assert heard.epochs == {epoch: [float(i) for i in range(7)] for epoch in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("same_port", [False, True])
-def test_a_front_serves_its_figures(same_port: bool) -> None:
-    options = FrontOptions(port=0, metrics_same_port=True) if same_port else FrontOptions(port=0, metrics_port=0)
+def test_a_certificate_that_is_replaced_is_used_for_new_connections(tmp_path: Path) -> None:
+    before, after = Authority.create(tmp_path / "before"), Authority.create(tmp_path / "after")
+    old, new = before.issue("learner", ["localhost"]), after.issue("learner", ["localhost"])
+    options = FrontOptions(port=0, tls_certificate=old.certificate, tls_key=old.key)
+
+    async def accepted(authority: Path) -> bool:
+        credentials = grpc.ssl_channel_credentials(authority.read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{front.port}", credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                await channel.unary_unary(f"/{SERVICE}/Heartbeat")(b"", timeout=WAIT)
+            except grpc.aio.AioRpcError as error:
+                return error.code() is not grpc.StatusCode.UNAVAILABLE  # the front answers that it does not know this worker
+        return True
+
     with search(7, options=options, max_epochs=3) as (front, _, _heard):
+        assert asyncio.run(accepted(before.certificate)) and not asyncio.run(accepted(after.certificate))
+        new.certificate.replace(old.certificate)
+        new.key.replace(old.key)
+        assert asyncio.run(accepted(after.certificate)) and not asyncio.run(accepted(before.certificate))
+        assert asyncio.run(work(front.port, None, after.certificate)) == 3
+
+
+def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "authority")
+    one, other = authority.issue("one", ["localhost"]), authority.issue("other", ["localhost"])
+    with pytest.raises(SecurityError, match=str(one.certificate)), search(7, options=FrontOptions(port=0, tls_certificate=one.certificate, tls_key=other.key)):
+        pass
+
+
+def test_a_front_serves_its_figures() -> None:
+    with search(7, options=FrontOptions(port=0, metrics_port=0), max_epochs=3) as (front, _, _heard):
         assert asyncio.run(work(front.port, None)) == 3
-        with urllib.request.urlopen(f"http://127.0.0.1:{front.port if same_port else front.metrics_port}/metrics", timeout=WAIT) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{front.metrics_port}/metrics", timeout=WAIT) as answer:
             text = answer.read().decode()
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == UPSTREAM
     assert "epochs_total_eval_size 21" in text and "worker_pool_workers_added 1" in text

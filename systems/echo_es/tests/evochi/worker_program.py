@@ -1,4 +1,5 @@
-"""A worker for the tests, run as a program: `worker_program.py MODULE PORT CORES SECONDS`, with evochi.v1 or echo_es.evochi.v1 as MODULE.
+"""A worker for the tests, run as a program: `worker_program.py MODULE PORT CORES SECONDS [split] [busy]`, with evochi.v1 or echo_es.evochi.v1 as
+MODULE. With "split" it reports each individual alone, the last one first. With "busy" its evaluations compute, and otherwise they sleep.
 
 Individual i of epoch e has the reward 1000 * e + i + 1, so a reward that is missing, doubled or of another epoch is noticed. It prints a line for
 whatever happens.
@@ -37,8 +38,14 @@ class Worker(evochi.Worker[State]):  # type: ignore[misc]
     def evaluate(self, epoch: int, slices: list[slice]) -> list[Any]:
         if self.state.epoch != epoch - 1:
             print(f"BAD the state is of epoch {self.state.epoch} when {epoch} is evaluated", flush=True)
-        time.sleep(float(sys.argv[4]))
+        ends = time.monotonic() + float(sys.argv[4])
+        print(f"begin {epoch}", flush=True)
+        while "busy" in sys.argv[5:] and time.monotonic() < ends:
+            sum(range(1_000_000))
+        time.sleep(max(0.0, ends - time.monotonic()))
         print(f"evaluate {epoch} {[(part.start, part.stop) for part in slices]}", flush=True)
+        if "split" in sys.argv[5:]:
+            return [evochi.Eval(slice(i, i + 1), [reward(epoch, i)]) for part in slices for i in range(part.start, part.stop)][::-1]
         return [evochi.Eval(part, [reward(epoch, i) for i in range(part.start, part.stop)]) for part in slices]
 
     def optimize(self, epoch: int, rewards: list[float]) -> State:

@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests import `functions` from here

@@ -15,9 +15,9 @@ from echo_es.strategies import CMAES, PGPE, OpenAIES, SepCMAES, State, Strategy,
 DIMS, POPULATION = 7, 40
 
 MADE: dict[str, Callable[[], Strategy]] = {
-    "openai table": lambda: OpenAIES(DIMS, POPULATION, sigma=0.1, table_size=5000),
+    "openai table": lambda: OpenAIES(DIMS, POPULATION, sigma=0.1, noise="table", table_size=30_000),
     "openai seeds": lambda: OpenAIES(DIMS, POPULATION, sigma=0.1, noise="seeds"),
-    "openai single": lambda: OpenAIES(DIMS, POPULATION, sigma=0.1, antithetic=False, optimizer="sgd", shaping="z_score", table_size=5000),
+    "openai single": lambda: OpenAIES(DIMS, POPULATION, sigma=0.1, antithetic=False, optimizer="sgd", shaping="z_score", noise="table", table_size=50_000),
     "pgpe": lambda: PGPE(DIMS, POPULATION),
     "sep": lambda: SepCMAES(DIMS, POPULATION),
     "cma": lambda: CMAES(DIMS, POPULATION),
@@ -146,9 +146,9 @@ def test_pairs_are_antithetic(name: str) -> None:
 
 
 def test_table_noise_is_the_one_that_the_table_has() -> None:
-    strategy = OpenAIES(DIMS, POPULATION, sigma=0.5, table_seed=9, table_size=3000)
+    strategy = OpenAIES(DIMS, POPULATION, sigma=0.5, table_seed=9, table_size=30_000)
     state = advanced(strategy, 2)
-    table = NoiseTable(9, 3000)
+    table = NoiseTable(9, 30_000)
     for pair in (0, 7, 19):
         (offset,) = table.offsets(DIMS, int(state["seed"]), int(state["generation"]), pair, 1)
         expected = state["theta"] + np.float64(0.5) * table.values[offset : offset + DIMS].astype(np.float64)
@@ -158,17 +158,17 @@ def test_table_noise_is_the_one_that_the_table_has() -> None:
 
 def test_a_worker_takes_the_table_of_the_server() -> None:
     """As if numpy made another table in the worker."""
-    server = OpenAIES(DIMS, POPULATION, table_seed=9, table_size=3000)
+    server = OpenAIES(DIMS, POPULATION, table_seed=9, table_size=30_000)
     worker = fresh(server)
     assert isinstance(worker, OpenAIES)
-    worker.table = NoiseTable(1, 3000)
+    worker.table = NoiseTable(1, 30_000)
     state = advanced(server, 1)
     assert worker.noise_digest() != server.noise_digest()
     assert worker.ask(state, range(2)).tobytes() != server.ask(state, range(2)).tobytes()
-    worker.table = NoiseTable(9, 3000, values=np.array(server.table.values))
+    worker.table = NoiseTable(9, 30_000, values=np.array(server.table.values))
     assert worker.noise_digest() == server.noise_digest()
     assert worker.ask(state, range(2)).tobytes() == server.ask(state, range(2)).tobytes()
-    with pytest.raises(ConfigError, match="3000 numbers, not 20"):
+    with pytest.raises(ConfigError, match="30000 numbers, not 20"):
         worker.table = NoiseTable(1, 20)
 
 
@@ -201,8 +201,8 @@ def test_refusals_name_what_is_wrong(strategy: Strategy) -> None:
         (lambda: SepCMAES(3, 10, sigma=float("nan")), "sigma"),
         (lambda: OpenAIES(3, 10, optimizer="lion"), "adam, sgd"),
         (lambda: OpenAIES(3, 10, shaping="lion"), "centered_rank"),
-        (lambda: OpenAIES(3, 10, noise="lion"), "'table' or 'seeds'"),
-        (lambda: OpenAIES(300, 10, table_size=200), "raise table_size"),
+        (lambda: OpenAIES(3, 10, noise="lion"), "'auto', 'table' or 'seeds'"),
+        (lambda: OpenAIES(300, 10, noise="table", table_size=200), "table_size to at least 5,299"),
         (lambda: build({"strategy": "lion", "dims": 3, "population": 10}), "CMAES, OpenAIES, PGPE, SepCMAES, Whole"),
         (lambda: build({"strategy": "CMAES", "dims": 3, "population": 10, "claws": 4}), "CMAES: .*claws"),
     ],

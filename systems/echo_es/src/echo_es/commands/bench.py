@@ -24,15 +24,15 @@ _COME = 60.0  # seconds within which all workers have to come
 
 @click.command(name="bench", short_help="measure tasks per second on this machine")
 @click.option("--transport", default="tcp://127.0.0.1:0", show_default=True, help="Where the workers connect.")
-@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="How many processes work.")
-@click.option("--dims", type=click.IntRange(1), default=100, show_default=True, help="Parameters of a candidate.")
-@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Individuals in a task.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="How long it measures.")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="How many worker processes to start.")
+@click.option("--dims", type=click.IntRange(1), default=100, show_default=True, help="How many parameters a candidate has.")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="How many individuals a task has.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="For how many seconds to measure.")
 @json_option
 def bench(transport: str, workers: int, dims: int, cores: int, seconds: float, as_json: bool) -> int:
     """Measure a search whose evaluations cost nothing: PGPE, with one task for each worker in an epoch.
 
-    The figures are what the transport, the server and drawing the candidates cost.
+    The figures show the costs of the transport, of the server and of drawing the candidates.
     """
     population = 2 * ((workers * cores + 1) // 2)  # its candidates are pairs
     command = [sys.executable, "-m", __name__]

@@ -18,7 +18,7 @@ __all__ = ["log"]
 
 @click.command(name="log", short_help="read an epoch log")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--last", type=click.IntRange(0), default=10, show_default=True, help="How many epochs to show; 0: all.")
+@click.option("--last", type=click.IntRange(0), default=10, show_default=True, help="How many epochs to show. 0 shows all of them.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the rewards of all epochs into this file (.png, .svg). It needs matplotlib.")
 @json_option
 def log(file: Path, last: int, plot: Path | None, as_json: bool) -> int:

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,10 +17,10 @@ import numpy as np
 
 from echo_core import ConfigError
 from echo_core.base.writing import write_whole
-from echo_core.server.statistics.prometheus import Exporter
+from echoctl.prometheus import Exporter
 
 from ..experiments.experiment import Experiment
-from ..server import DEFAULT, ESServer
+from ..server import ESServer
 from ..strategies.base import Strategy, build
 from .shared import json_option, named, print_json, show
 
@@ -32,23 +33,33 @@ _LOOK = 0.25  # seconds between two looks whether the search is over
 @click.argument("search", required=False)
 @click.option("--transport", default="tcp://127.0.0.1:0", show_default=True, help="Where workers connect.")
 @click.option("--evochi", metavar="HOST:PORT", help="Where clients of Evochi connect, instead of --transport.")
-@click.option("--population", type=click.IntRange(1), help="Individuals in an epoch.")
-@click.option("--strategy", "name", help="OpenAIES, PGPE, SepCMAES or CMAES. Without it the workers optimise.")
+@click.option("--population", type=click.IntRange(1), help="How many individuals an epoch has. This option is required with --strategy.")
+@click.option("--strategy", "name", help="The strategy: OpenAIES, PGPE, SepCMAES or CMAES. Without this option the workers optimise.")
 @click.option("--dims", type=click.IntRange(1), help="How many parameters the strategy has.")
 @click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="An option of the strategy, such as --set sigma=0.1.")
-@click.option("--theta", type=click.Path(exists=True, path_type=Path), help="A .npy file of the parameters to begin with; without it, zeros.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the strategy's noise.")
-@click.option("--mode", type=click.Choice(["epochs", "steady"]), default="epochs", show_default=True, help="steady: each reward is told on arrival.")
-@click.option("--max-epochs", type=click.IntRange(0), default=0, show_default=True, help="End after so many; 0: never.")
-@click.option("--log", type=click.Path(path_type=Path), help="The epoch log. If it exists, the search goes on from there.")
+@click.option(
+    "--theta", type=click.Path(exists=True, path_type=Path), help="A .npy file with the parameters to begin with. Without this option they are zeros."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the strategy's noise.")
+@click.option(
+    "--mode",
+    type=click.Choice(["epochs", "steady"]),
+    default="epochs",
+    show_default=True,
+    help="With steady, the strategy gets each reward when it arrives, not whole epochs.",
+)
+@click.option("--max-epochs", type=click.IntRange(0), default=0, show_default=True, help="Stop after this many epochs. 0 means that there is no limit.")
+@click.option("--log", type=click.Path(path_type=Path), help="The file of the epoch log. If it exists, the search goes on from there.")
 @click.option("--result", type=click.Path(path_type=Path), help="Write the parameters to this .npy file at the end.")
 @click.option("--address-file", type=click.Path(path_type=Path), help="Write the address to this file once workers can connect.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics (0: any free port).")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics. 0 takes any free port.")
 @json_option
 def serve(search: str | None, transport: str, evochi: str | None, population: int | None, name: str | None, dims: int | None,
           options: tuple[str, ...], theta: Path | None, seed: int, mode: str, max_epochs: int, log: Path | None, result: Path | None,
           address_file: Path | None, metrics_port: int | None, as_json: bool) -> int:  # fmt: skip
     """Run a server until its searches are over, or until SIGTERM or Ctrl-C.
+
+    Ctrl-C ends the job, so the workers end. After SIGTERM they try to connect again, because the server may be started again.
 
     SEARCH is package.module:function, which returns an Experiment, or a dict of them by name. Without it the options describe the search.
 
@@ -60,64 +71,58 @@ def serve(search: str | None, transport: str, evochi: str | None, population: in
     if search is not None:
         if name is not None or population is not None or log is not None or evochi is not None:
             raise ConfigError("SEARCH describes everything; leave out --strategy, --population, --log and --evochi")
-        server = ESServer(transport=transport, experiments=_experiments(search))
+        server = ESServer(_experiments(search), transport)
     else:
         strategy = _strategy(name, dims, population, options)
         start = None if theta is None else np.load(theta, allow_pickle=False)
-        server = ESServer(
-            None if strategy is not None else population,
-            None if evochi is not None else transport,
-            evochi=evochi,
-            strategy=strategy,
-            theta=start,
-            seed=seed,
-            mode=mode,
-            max_epochs=max_epochs,
-            log=log,
+        experiment = Experiment(
+            None if strategy is not None else population, strategy=strategy, theta=start, seed=seed, mode=mode, max_epochs=max_epochs, log=log
         )
+        server = ESServer(experiment, None if evochi is not None else transport, evochi=evochi)
     if result is not None and (len(server.experiments) > 1 or server[next(iter(server.experiments))].optimizing is None):
         server.close()
         raise ConfigError("--result: only a server with one experiment that has a strategy knows its parameters; leave it out")
     over = threading.Event()
+    interrupted = False
 
     def end(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted |= number == signal.SIGINT
         over.set()
 
-    exporter: Exporter | None = None
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with server:
-            address = str(server.address) if evochi is None else f"port {server.evochi_port} (clients of Evochi)"
-            if metrics_port is not None:
-                exporter = Exporter(server.server, port=metrics_port)
-            metrics = None if exporter is None else exporter.url
-            if as_json:
-                print_json({"address": address, "experiments": list(server.experiments), "metrics": metrics})
-            else:
-                click.echo(f"address: {address}" + (f"\nmetrics: {metrics}" if metrics is not None else ""))
-            if address_file is not None:
-                write_whole(address_file, f"{address}\n".encode())
-            while not over.is_set() and not server.wait(_LOOK):
-                pass
-            _report(server, as_json)
-            if result is not None:
-                np.save(result, server.theta)
-    finally:
-        if exporter is not None:
-            exporter.close()
-        if address_file is not None:
-            address_file.unlink(missing_ok=True)
+    with ExitStack() as ending:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            ending.callback(signal.signal, number, handler)
+        if address_file is not None:
+            ending.callback(address_file.unlink, missing_ok=True)
+        ending.callback(lambda: server.close(restarting=not interrupted))
+        server.start()
+        address = str(server.address) if evochi is None else f"port {server.evochi_port} (clients of Evochi)"
+        metrics: str | None = None
+        if metrics_port is not None:
+            exporter = Exporter(server.server, port=metrics_port)
+            ending.callback(exporter.close)
+            metrics = exporter.url
+        if as_json:
+            print_json({"address": address, "experiments": list(server.experiments), "metrics": metrics})
+        else:
+            click.echo(f"address: {address}" + (f"\nmetrics: {metrics}" if metrics is not None else ""))
+        if address_file is not None:
+            write_whole(address_file, f"{address}\n".encode())
+        while not over.is_set() and not server.wait(_LOOK):
+            pass
+        _report(server, as_json)
+        if result is not None:
+            np.save(result, server.theta)
     return 0
 
 
-def _experiments(source: str) -> Mapping[str, Experiment]:
+def _experiments(source: str) -> Experiment | Mapping[str, Experiment]:
     made = named(source)
-    made = made() if callable(made) else made
-    found = {DEFAULT: made} if isinstance(made, Experiment) else made
-    if not isinstance(found, Mapping) or not all(isinstance(one, Experiment) for one in found.values()):
-        raise ConfigError(f"{source}: it must return an Experiment, or a dict of them by name, not {type(made).__name__}")
+    found: Experiment | Mapping[str, Experiment] = made() if callable(made) else made
+    if not isinstance(found, Experiment) and not (isinstance(found, Mapping) and all(isinstance(one, Experiment) for one in found.values())):
+        raise ConfigError(f"{source}: it must return an Experiment, or a dict of them by name, not {type(found).__name__}")
     return found
 
 

@@ -18,17 +18,17 @@ __all__ = ["lines", "status"]
 
 @click.command(name="status", short_help="show who evaluates what since when")
 @click.argument("address")
-@click.option("--experiment", help="Only this one.")
+@click.option("--experiment", help="Show only the experiment of this name.")
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
-@click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to reach the server.")
-@click.option("--no-auth", is_flag=True, help="Connect without a token to a server that asks for none.")
+@click.option("--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds between two reports.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many reports.")
+@click.option("--timeout", type=float, default=5.0, show_default=True, help="For how many seconds it tries to reach the server.")
+@click.option("--no-auth", is_flag=True, help="Connect without a token. This works only if the server needs no token.")
 @json_option
 def status(address: str, experiment: str | None, watch: bool, interval: float, count: int | None, timeout: float, no_auth: bool, as_json: bool) -> int:
     """Show the epoch of each experiment of the server at ADDRESS: the tasks of its workers and their ages, slow workers, best and mean reward.
 
-    It does not count as a worker. --json prints one JSON object for each look.
+    This command does not count as a worker. --json prints one JSON object for each report.
     """
     wanted = count if count is not None else None if watch else 1
     with Observer(address, timeout=timeout, auth=not no_auth, name="echoctl es status") as observer:

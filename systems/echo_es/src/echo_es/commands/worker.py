@@ -21,11 +21,17 @@ __all__ = ["worker"]
 @click.command(name="worker", short_help="run workers of a search")
 @click.argument("what")
 @click.argument("address")
-@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="The most individuals at once.")
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many workers, each in a process of its own.")
-@click.option("--experiment", help="The name of the search, if the server has several.")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="The largest number of individuals that a worker evaluates at once.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many workers to run. Each has a process of its own.")
+@click.option("--experiment", help="The name of the search. It is needed only if the server has several.")
 @click.option("--name", help="The worker's name in logs and statistics.")
-@click.option("--reconnect", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds for which it tries again when the server is lost.")
+@click.option(
+    "--reconnect",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="For how many seconds a worker tries to connect again after the connection is lost.",
+)
 def worker(what: str, address: str, cores: int, processes: int, experiment: str | None, name: str | None, reconnect: float) -> int:
     """Work for the search at ADDRESS until it is over.
 

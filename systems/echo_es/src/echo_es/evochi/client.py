@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from echo_core import EchoError
 
+from .. import state as states
 from . import codec, frames
-from .codec import decode, encode
+from .codec import decode
 from .skippable import ours
 
 if TYPE_CHECKING:
-    from ..workers.owner import Optimizer
+    from ..workers.hooks import AsyncHooks
 
 import grpc
 import grpc.aio
@@ -25,7 +26,9 @@ import grpc.aio
 __all__ = ["EvochiLink"]
 
 _log = logging.getLogger("echo.es")
-_OVER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)  # the server does not need the result any more
+# The server does not need the result any more, does not know this worker any more, or is being closed, when gRPC cancels the calls that are under way.
+# Then the stream of events ends, which says why: a worker that took a cancelled report for its removal would not join the server that goes on.
+_OVER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.CANCELLED)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts to reach the server
 
 
@@ -34,15 +37,15 @@ class EvochiLink:
 
     Args:
         owner: the worker.
-        channel: of grpc.aio, and the owner's user made it.
-        pickled: whether states of Evochi's clients may be unpickled, which runs what their senders chose.
-        reconnect: seconds for which it tries again when the server is lost.
+        channel: a channel of grpc.aio, which the user has made.
+        pickled: whether states of Evochi's clients may be unpickled. That runs any code that their senders have chosen.
+        reconnect: for how many seconds it tries to connect again after the connection is lost.
         token: the join token that a server beyond loopback asks for.
     """
 
-    def __init__(self, owner: Optimizer, channel: grpc.aio.Channel, *, pickled: bool = False, reconnect: float = 60.0, token: str | None = None) -> None:
+    def __init__(self, owner: AsyncHooks, channel: grpc.aio.Channel, *, pickled: bool = False, reconnect: float = 60.0, token: str | None = None) -> None:
         self._owner, self._channel, self._pickled, self._reconnect = owner, channel, pickled, reconnect
-        self._joining = (("x-echo-token", token),) if token else ()
+        self._joining = ((codec.JOIN_TOKEN, token),) if token else ()
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._state: Any = None
         self._heartbeats: asyncio.Task[None] | None = None
@@ -109,16 +112,16 @@ class EvochiLink:
 
     async def _work(self) -> None:
         """Join once, and do what the server asks for until the stream ends."""
-        async for data in self._subscribe(encode(codec.Subscribe(self._owner.cores)), metadata=self._joining):
+        async for data in self._subscribe(codec.Subscribe(cores=self._owner.cores).SerializeToString(), metadata=self._joining):
             event = decode(codec.Event, data)
             for name, handler in self._handlers.items():
-                if (details := getattr(event, name)) is not None:
-                    await handler(details)
+                if event.HasField(name):
+                    await handler(getattr(event, name))
                     break
             else:
                 _log.warning("the server has sent an event of the unknown type %d", event.type)
 
-    async def _welcome(self, hello: codec.Hello) -> None:
+    async def _welcome(self, hello: Any) -> None:
         self._welcomed = True
         self._metadata = (*self._joining, ("authorization", f"Bearer {hello.token}"))
         await self._quiet()
@@ -143,44 +146,54 @@ class EvochiLink:
         await self._owner.changed(state)
 
     def _sealed(self) -> bytes:
-        """The state for the wire. With `pickled` it may be of a class that only pickle can carry."""
+        """The state for the wire."""
+        return frames.sealed(self._state, self._packed())
+
+    def _packed(self) -> bytes | None:
+        """The state in our form; None if it is of a class that only pickle can carry, which is allowed with `pickled`."""
         try:
-            own = self._owner.pack(self._state)
+            return self._owner.pack(self._state)
         except EchoError as error:
             if not self._pickled:
                 raise EchoError(f'{error}; or create every worker with codec="pickle" if you trust them all') from error
-            own = None
-        return frames.sealed(self._state, own)
+            return None
+
+    def _digest(self) -> tuple[tuple[str, str], ...]:
+        """Metadata that say which state this is, for our server. Evochi's own server does not read them."""
+        own = self._packed()
+        return () if own is None else ((codec.DIGEST, states.digest(own)),)
 
     # ---- events -------------------------------------------------------------------------------------------------------
 
-    async def _initialize(self, task: codec.Task) -> None:
+    async def _initialize(self, task: Any) -> None:
         await self._set(await self._owner.call_initialize())
-        await self._report(self._finish_initialization, codec.FinishState(task.task_id, self._sealed()))
+        await self._report(self._finish_initialization, codec.FinishState(task_id=task.task_id, state=self._sealed()))
 
-    async def _evaluate(self, task: codec.Evaluate) -> None:
-        given = await self._owner.call_evaluate(task.epoch, [slice(*part) for part in task.slices])
-        evaluations = [codec.Evaluation(codec.Slice(one.slice.start, one.slice.stop), one.rewards) for one in given]
-        await self._report(self._finish_evaluation, codec.FinishEvaluation(task.task_id, evaluations))
+    async def _evaluate(self, task: Any) -> None:
+        given = await self._owner.call_evaluate(task.epoch, [slice(part.start, part.end) for part in task.slices])
+        message = codec.FinishEvaluation(task_id=task.task_id)
+        for one in given:
+            message.evaluations.add(slice=codec.Slice(start=one.slice.start, end=one.slice.stop), rewards=codec.packed(one.rewards))
+        await self._report(self._finish_evaluation, message)
 
-    async def _optimize(self, task: codec.Optimize) -> None:
-        await self._set(await self._owner.call_optimize(task.epoch, [float(reward) for reward in task.rewards]))
-        await self._report(self._finish_optimization, codec.FinishTask(task.task_id))
+    async def _optimize(self, task: Any) -> None:
+        await self._set(await self._owner.call_optimize(task.epoch, codec.floats(task.rewards).tolist()))
+        await self._report(self._finish_optimization, codec.FinishTask(task_id=task.task_id), await asyncio.to_thread(self._digest))
 
-    async def _share(self, task: codec.ShareState) -> None:
-        await self._report(self._share_state, codec.FinishState(task.task_id, self._sealed()))
+    async def _share(self, task: Any) -> None:
+        await self._report(self._share_state, codec.FinishState(task_id=task.task_id, state=self._sealed()))
 
-    async def _stop(self, task: codec.Task) -> None:
+    async def _stop(self, task: Any) -> None:
         self._stopped = True
         await self._owner.call_stop(False)
 
-    async def _report(self, method: Any, message: Any) -> None:
+    async def _report(self, method: Any, message: Any, more: tuple[tuple[str, str], ...] = ()) -> None:
         try:
-            await method(encode(message), metadata=self._metadata)
+            await method(message.SerializeToString(), metadata=self._metadata + more)
         except grpc.aio.AioRpcError as error:
             if error.code() not in _OVER:
                 raise
-            _log.info("the result of task %s came too late: %s", message.task_id, error.details())
+            _log.info("the result of task %s was not taken: %s", message.task_id, error.details())
 
     # ---- heartbeats ---------------------------------------------------------------------------------------------------
 
@@ -188,8 +201,9 @@ class EvochiLink:
         """Say every `interval` seconds that this worker lives. If the server does not take it, the stream of events ends too, which says why."""
         for number in itertools.count(1):
             now = time.time_ns()
+            message = codec.Heartbeat(seq_id=number, timestamp=codec.Timestamp(seconds=now // 10**9, nanos=now % 10**9))
             try:
-                await self._heartbeat(encode(codec.Heartbeat(number, codec.Timestamp(now // 10**9, now % 10**9))), metadata=self._metadata)
+                await self._heartbeat(message.SerializeToString(), metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 _log.debug("heartbeat %d was not taken: %s", number, error.details())
             await asyncio.sleep(interval)

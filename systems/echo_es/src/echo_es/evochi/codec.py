@@ -1,19 +1,30 @@
-"""The messages of evochi.v1, without protobuf: generated classes of ours would clash with those of an installed `evochi`."""
+"""The messages of evochi.v1, as classes of protobuf.
+
+They are in a pool of their own, because in protobuf's default pool they would clash with those of an installed `evochi`.
+
+`rewards` are declared as bytes here, and as `repeated float` in Evochi's file. On the wire both are the same, a length and little-endian float32s; so
+numpy reads and writes them at once (`floats`, `packed`), without a Python object for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from numpy.typing import ArrayLike, NDArray
 
-from .protobuf import MAX_ITEMS, CodecError, Field, decode, encode, table
+from echo_core import EchoError
 
 __all__ = [
+    "DIGEST",
     "EVALUATE",
     "HELLO",
     "INITIALIZE",
-    "MAX_ITEMS",
+    "JOIN_TOKEN",
     "OPTIMIZE",
     "SERVICE",
     "SHARE_STATE",
@@ -35,143 +46,83 @@ __all__ = [
     "Task",
     "Timestamp",
     "decode",
-    "encode",
+    "floats",
+    "packed",
 ]
 
 SERVICE = "evochi.v1.EvochiService"
+# Metadata of calls, which Evochi's own clients and server do not know: the join token, and the digest of the state that a worker has optimised to.
+JOIN_TOKEN, DIGEST = "x-echo-token", "x-echo-digest"
 
 # The types of events. There is no 2.
 HELLO, EVALUATE, OPTIMIZE, INITIALIZE, SHARE_STATE, STOP = 1, 3, 4, 5, 6, 7
 
-
-class Slice(NamedTuple):
-    """The individuals from `start` to `end`, which is not included."""
-
-    start: int
-    end: int
-
-
-class Evaluation(NamedTuple):
-    """The rewards of one slice: a float32 array when decoded, anything numpy takes when encoded."""
-
-    slice: Slice | None
-    rewards: np.ndarray | Sequence[float]
-
-
-class Hello(NamedTuple):
-    """Welcomes a worker. `heartbeat_interval` is in seconds; `max_epochs` is 0 if there is no end; `state` is None for the first worker."""
-
-    id: str
-    token: str
-    state: bytes | None
-    population_size: int
-    heartbeat_interval: int
-    max_epochs: int
+# The fields of each message, whose numbers are 1, 2, 3 and so on.
+MESSAGES = {
+    "Slice": "int32 start, int32 end",  # the individuals from `start` to `end`, which is not included
+    "Evaluation": "Slice slice, bytes rewards",
+    "Hello": "string id, string token, optional bytes state, int32 population_size, int32 heartbeat_interval, int32 max_epochs",
+    "Evaluate": "string task_id, int32 epoch, repeated Slice slices",
+    "Optimize": "string task_id, int32 epoch, bytes rewards",
+    "Task": "string task_id",  # to initialise, or to stop
+    "ShareState": "string task_id, int32 epoch",
+    "Event": "int32 type, Hello hello, Evaluate evaluate, Optimize optimize, Task initialize, ShareState share_state, Task stop",
+    "Subscribe": "int32 cores",  # the largest number of individuals in one task
+    "Timestamp": "int64 seconds, int32 nanos",
+    "Heartbeat": "int32 seq_id, Timestamp timestamp",
+    "FinishEvaluation": "string task_id, repeated Evaluation evaluations",
+    "FinishTask": "string task_id",  # an optimisation is done
+    "FinishState": "string task_id, bytes state",
+    "Answer": "bool ok",  # to everything but Subscribe
+}
 
 
-class Evaluate(NamedTuple):
-    """Asks for the rewards of slices."""
-
-    task_id: str
-    epoch: int
-    slices: Sequence[Slice]
+class CodecError(EchoError):
+    """The bytes are not the message that they should be."""
 
 
-class Optimize(NamedTuple):
-    """Gives the rewards of a whole population: a float32 array when decoded."""
-
-    task_id: str
-    epoch: int
-    rewards: np.ndarray | Sequence[float]
-
-
-class Task(NamedTuple):
-    """A task that needs nothing but its id: to initialise, or to stop."""
-
-    task_id: str
-
-
-class ShareState(NamedTuple):
-    """Asks for the state of a worker."""
-
-    task_id: str
-    epoch: int
-
-
-class Event(NamedTuple):
-    """What a subscribed worker receives: `type` says which of the others is not None."""
-
-    type: int
-    hello: Hello | None = None
-    evaluate: Evaluate | None = None
-    optimize: Optimize | None = None
-    initialize: Task | None = None
-    share_state: ShareState | None = None
-    stop: Task | None = None
+def _classes() -> dict[str, Any]:
+    file = FileDescriptorProto(name="echo_es/evochi.proto", package="echo_es", syntax="proto3")
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, text in enumerate(fields.split(", "), 1):
+            *labels, kind, field_name = text.split()
+            field = message.field.add(name=field_name, number=number)
+            field.label = FieldDescriptorProto.LABEL_REPEATED if "repeated" in labels else FieldDescriptorProto.LABEL_OPTIONAL
+            if kind in MESSAGES:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".echo_es.{kind}"
+            else:
+                field.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+            if "optional" in labels:  # its presence is known, which proto3 says by a oneof of this field alone
+                field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+                message.oneof_decl.add(name=f"_{field_name}")
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"echo_es.{name}")) for name in MESSAGES}
 
 
-class Subscribe(NamedTuple):
-    """Joins: `cores` is the largest number of individuals in one task."""
-
-    cores: int
-
-
-class Timestamp(NamedTuple):
-    """The time since 1970."""
-
-    seconds: int
-    nanos: int
+_made = _classes()
+Slice, Evaluation, Subscribe, Timestamp, Heartbeat = (_made[name] for name in ("Slice", "Evaluation", "Subscribe", "Timestamp", "Heartbeat"))
+Event, Hello, Evaluate, Optimize, Task, ShareState = (_made[name] for name in ("Event", "Hello", "Evaluate", "Optimize", "Task", "ShareState"))
+FinishEvaluation, FinishTask, FinishState, Answer = (_made[name] for name in ("FinishEvaluation", "FinishTask", "FinishState", "Answer"))
 
 
-class Heartbeat(NamedTuple):
-    """Says that the worker lives; `seq_id` begins at 1."""
-
-    seq_id: int
-    timestamp: Timestamp | None
-
-
-class FinishEvaluation(NamedTuple):
-    """Answers Evaluate."""
-
-    task_id: str
-    evaluations: Sequence[Evaluation]
+def decode(message: Any, data: bytes) -> Any:
+    """The message in `data`, of the class `message`. Raises CodecError if it is malformed."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise CodecError(f"these {len(data)} bytes are not a {message.DESCRIPTOR.name}: {error}") from None
 
 
-class FinishTask(NamedTuple):
-    """Says that an optimisation is done."""
-
-    task_id: str
-
-
-class FinishState(NamedTuple):
-    """Brings a state, the first one or the one that was asked for."""
-
-    task_id: str
-    state: bytes
+def packed(rewards: ArrayLike) -> bytes:
+    """Rewards for the wire."""
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, as in Evochi's client
+        return np.asarray(rewards, "<f4").tobytes()
 
 
-class Answer(NamedTuple):
-    """Answers everything but Subscribe."""
-
-    ok: bool
-
-
-def _fields(message: type[Any], *kinds: str | Field, first: int = 1) -> None:
-    table(message, *(kind if isinstance(kind, Field) else Field(number, kind) for number, kind in enumerate(kinds, first)))
-
-
-_fields(Slice, "int32", "int32")
-_fields(Evaluation, Field(1, "message", Slice), "floats")
-_fields(Hello, "string", "string", "optional bytes", "int32", "int32", "int32")
-_fields(Evaluate, "string", "int32", Field(3, "messages", Slice))
-_fields(Optimize, "string", "int32", "floats")
-_fields(Task, "string")
-_fields(ShareState, "string", "int32")
-_fields(Event, "int32", *(Field(number, "message", kind, oneof=True) for number, kind in enumerate((Hello, Evaluate, Optimize, Task, ShareState, Task), 2)))
-_fields(Subscribe, "int32")
-_fields(Timestamp, "int64", "int32")
-_fields(Heartbeat, "int32", Field(2, "message", Timestamp))
-_fields(FinishEvaluation, "string", Field(2, "messages", Evaluation))
-_fields(FinishTask, "string")
-_fields(FinishState, "string", "bytes")
-_fields(Answer, "bool")
+def floats(rewards: bytes) -> NDArray[np.float32]:
+    """Rewards from the wire. Raises CodecError if they are cut off."""
+    if len(rewards) % 4:
+        raise CodecError(f"rewards have {len(rewards)} bytes, which is not a whole number of floats")
+    return np.frombuffer(rewards, "<f4")

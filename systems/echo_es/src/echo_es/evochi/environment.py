@@ -39,10 +39,10 @@ class Settings:
     """What EVOCHI_* variables say, with Evochi's defaults. 0 means that there is no limit.
 
     Attributes:
-        population: individuals of an epoch.
-        secret: signs the workers' tokens; None: the server makes one, which ends with it.
-        port: of the gRPC server.
-        worker_timeout: seconds without a heartbeat after which a worker is removed.
+        population: how many individuals an epoch has.
+        secret: the secret that signs the workers' tokens. None means that the server makes one, which is valid until the server ends.
+        port: the port of the gRPC server.
+        worker_timeout: seconds without a sign of life after which a worker is removed; `FrontOptions` says more.
         expiry: seconds for which a token is valid.
     """
 

@@ -1,13 +1,15 @@
-"""The ten figures of Evochi's server, under its names, in Prometheus' text format."""
+"""The ten figures of Evochi's server, under its names, in Prometheus' text format, and the HTTP server that has them at /metrics."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+from echoctl.http_endpoint import HttpEndpoint, Request
+from echoctl.prometheus import CONTENT_TYPE
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["Metrics", "served"]
+
 KINDS = {
     "evaluate": "Seconds until a worker has evaluated its slices.",
     "heartbeat": "Seconds between two heartbeats of a worker.",
@@ -62,3 +64,19 @@ class Metrics:
             family(name, kind, text)
             lines.append(f"{name} {values[name]}")
         return "\n".join(lines) + "\n"
+
+
+def served(text: Callable[[], str], host: str, port: int) -> HttpEndpoint:
+    """Serve `text()` at /metrics, on threads of its own, until the endpoint is closed. Raises OSError if the port cannot be bound."""
+
+    class Handler(Request):
+        def do_GET(self) -> None:
+            if not self.asks_for_this_machine():
+                code, body = 403, "ask for the figures by 127.0.0.1 or localhost\n"
+            elif self.path.partition("?")[0] != "/metrics":
+                code, body = 404, "the figures are at /metrics\n"
+            else:
+                code, body = 200, text()
+            self.answer(code, body.encode(), CONTENT_TYPE)
+
+    return HttpEndpoint(Handler, "metrics for Evochi's users", host, port)

@@ -20,16 +20,16 @@ class FrontOptions:
     """How Evochi's clients are served.
 
     Attributes:
-        host, port: where to listen; port 0 is any free one.
-        secret: signs the tokens that workers get; None: a new one, so that tokens end with this server.
-        expiry: seconds for which such a token is valid.
-        token: what workers must send to join, as `x-echo-token` in the metadata of their calls; None: nothing.
-        tls_certificate, tls_key: PEM files; both or neither.
-        allow_insecure: listen beyond this machine without TLS and a join token.
-        worker_timeout: seconds without a heartbeat after which a worker is removed.
-        max_workers: the largest number of workers; 0: any.
-        metrics_port: serves the metrics over HTTP at the same host; None: no port of their own, 0: any free one.
-        metrics_same_port: serves them on the port of gRPC, as Evochi's server does. Every byte of gRPC then passes through this process twice.
+        host, port: the address at which the server listens. Port 0 takes any free port.
+        secret: the secret that signs the tokens of workers. None makes a new one, so that tokens are valid until this server ends.
+        expiry: for how many seconds such a token is valid.
+        token: what workers must send to join, as `x-echo-token` in the metadata of their calls. None means that they need no token.
+        tls_certificate, tls_key: PEM files. Give both of them or none. They are read again for new connections when they were replaced.
+        allow_insecure: whether the server may be reachable from other machines without TLS and a join token.
+        worker_timeout: seconds after which a worker is removed that waits for a task and sends no heartbeat, or whose connection does not answer any more. An
+            evaluation may take longer; `ESServer(task_timeout=)` limits that.
+        max_workers: the largest number of workers. 0 means that there is no limit.
+        metrics_port: the port at which the metrics are served over HTTP, at the same host. 0 takes any free port. None means that they are not served.
     """
 
     host: str = "127.0.0.1"
@@ -43,13 +43,10 @@ class FrontOptions:
     worker_timeout: float = 60.0
     max_workers: int = 0
     metrics_port: int | None = None
-    metrics_same_port: bool = False
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key go together; give both or neither")
-        if self.metrics_same_port and self.tls_certificate is not None:
-            raise ConfigError("metrics_same_port cannot look into connections with TLS; use metrics_port")
         if self.worker_timeout <= 0 or self.expiry <= 0:
             raise ConfigError("worker_timeout and expiry are seconds and must be more than 0")
         protected = self.tls_certificate is not None and bool(self.token)
@@ -74,7 +71,7 @@ class FrontOptions:
         if isinstance(where, Settings):
             found = {"port": where.port, "secret": where.secret, "expiry": where.expiry, "worker_timeout": where.worker_timeout}
             return cls(**{**found, "max_workers": where.max_workers, **more})
-        host, colon, port = where.rpartition(":")
+        host, colon, port = where.rpartition(":") if isinstance(where, str) else ("", "", "")
         if not colon or not port.isdecimal() or int(port) > 65535:
             raise ConfigError(f'evochi: {where!r:.80} is no address; write host:port, for instance "127.0.0.1:8080"')
         return cls(host=host.removeprefix("[").removesuffix("]"), port=int(port), **more)

@@ -17,16 +17,19 @@ from numpy.typing import ArrayLike
 from echo_core import CheckpointError, ConfigError
 
 from .. import state as states
+from ..arguments import number, path_of, seed_of, shape_of, whole
 from ..log import FLUSH_SECONDS, EpochLog
 from ..observations.shared import MergedObservations
 from ..search.coordinator import Coordinator
 from ..search.tasks import Member, Rewards, Task
+from ..strategies.base import Strategy
 from .optimizing import Optimizing
+from .parameters import Parameters
 from .results import Results, mean_of
 from .testing import Tests
 
 if TYPE_CHECKING:
-    from ..strategies.base import Array, Strategy
+    from ..strategies.base import Array
 
 __all__ = ["Experiment"]
 
@@ -40,31 +43,32 @@ _SAVE_SECONDS = 30.0  # a server that goes on from its log repeats about so much
 
 
 class Experiment:
-    """One search. `ESServer` makes one from its own arguments; give it several with `ESServer(experiments={name: Experiment(...)})`.
+    """One search. `ESServer(Experiment(...))` runs one, and `ESServer({name: Experiment(...)})` several.
 
     Args:
-        population: individuals in an epoch; None: those of the strategy.
-        strategy: optimises at the server; None: the workers optimise.
-        theta: the parameters that the strategy begins with, shape (dims,); None: zeros.
-        seed: of the strategy's noise.
-        mode: "epochs" has the strategy told whole epochs. "steady" has each reward told when it arrives, so nobody waits for the slowest worker;
-            `population` rewards count as an epoch. Not every strategy can do that.
-        observations: the shape of one observation; the server then merges what workers have seen (`SharedObservations`). None: it does not.
-        log: the file of the epoch log. If it exists, the search goes on from there. None: nothing is logged.
-        max_epochs: ends after so many; 0: never.
-        max_slices: the largest number of slices in one task; 0: any.
-        task_timeout: seconds after which a worker that has not finished its task is removed; None: never.
-        straggle: how many times the median duration a task may take before an idle worker does the same; straggle_floor: at least so many seconds.
-        grace: seconds for which a worker that is not connected keeps its task.
+        population: how many individuals an epoch has. None takes the population of the strategy.
+        strategy: the strategy by which the server optimises. None means that the workers optimise.
+        theta: the parameters that the strategy begins with, shape (dims,). None means zeros.
+        seed: the seed of the strategy's noise.
+        mode: with "epochs", the strategy gets the rewards of a whole epoch at once. With "steady", it gets each reward when it arrives, so that no worker
+            waits for the slowest one, and `population` rewards count as an epoch. Not every strategy can do that.
+        observations: the shape of one observation. The server then merges the statistics of the workers (`SharedObservations`). None means that it merges none.
+        log: the file of the epoch log. If it exists, the search goes on from there. None means that no log is written.
+        max_epochs: the search stops after this many epochs. 0 means that there is no limit.
+        max_slices: the largest number of slices in one task. 0 means that there is no limit.
+        task_timeout: seconds after which a worker that has not finished its task is removed. None means that there is no limit.
+        straggle: a task that takes longer than this many times the median duration is also given to an idle worker.
+        straggle_floor: the fewest seconds that pass before a task is given to a second worker.
+        grace: for how many seconds a worker that has lost its connection keeps its task.
 
     Attributes:
-        name: by which workers join; the server gives it.
-        run: tells this search from others under the same name.
-        weights: the number of the weights that have the newest parameters.
-        results: what became of the epochs so far.
+        name: the name by which workers join. The server sets it.
+        run: an id that distinguishes this search from others of the same name.
+        parameters: the newest parameters, as workers get them. It is None before they are published, and always without a strategy.
+        results: the rewards of the epochs so far.
 
     Raises:
-        ConfigError: the population is less than 1 or not that of the strategy, or the strategy cannot do this mode.
+        ConfigError: an argument is invalid, the population differs from that of the strategy, or the strategy does not support this mode.
     """
 
     def __init__(
@@ -84,18 +88,24 @@ class Experiment:
         straggle_floor: float = 1.0,
         grace: float = 5.0,
     ) -> None:
+        if not (strategy is None or isinstance(strategy, Strategy)):
+            raise ConfigError(f"strategy must be a strategy, such as SepCMAES(dims=8, population=16), not {strategy!r:.80}")
         if strategy is not None and population not in (None, strategy.population):
             raise ConfigError(f"population: {population} is not that of the strategy, {strategy.population}; leave it out")
-        population = strategy.population if strategy is not None else population
-        if population is None or population < 1:
-            raise ConfigError(f"population: there must be at least one individual, not {population}")
+        population = strategy.population if strategy is not None else whole("population", population, 1)
+        max_epochs, max_slices, seed = whole("max_epochs", max_epochs, 0), whole("max_slices", max_slices, 0), seed_of(seed)
+        straggle, straggle_floor = number("straggle", straggle, least=0, finite=False), number("straggle_floor", straggle_floor, least=0, finite=False)
+        grace = number("grace", grace, least=0, finite=False)
+        if task_timeout is not None:
+            task_timeout = number("task_timeout", task_timeout, above=0, finite=False)
         if mode not in _MODES:
             raise ConfigError(f"mode: there is no {mode!r}; choose 'epochs' or 'steady'")
         if mode == "steady" and strategy is None:
             raise ConfigError("mode: 'steady' needs a strategy, because workers that optimise need the rewards of a whole epoch")
-        self.name, self.run, self.weights, self.results = "", secrets.token_hex(8), 0, Results()
+        self.name, self.run, self.results = "", secrets.token_hex(8), Results()
+        self.parameters: Parameters | None = None
         self.optimizing = None if strategy is None else Optimizing(strategy, theta, seed, steady=mode == "steady")
-        self.observations = None if observations is None else MergedObservations(observations)
+        self.observations = None if observations is None else MergedObservations(shape_of("observations", observations))
         self.coordinator = Coordinator(
             population,
             self,
@@ -111,7 +121,8 @@ class Experiment:
         )
         self._over = threading.Event()
         self._tests = Tests(self.coordinator, self._over)
-        self._mode, self._log_path = mode, log
+        self._mode = mode
+        self._log_path = None if log is None else path_of("log", log)
         self._log: EpochLog | None = None
         self._publish: Publish = lambda name, run, version, params: 0
         self._cancel: Cancel = lambda member, task: None
@@ -128,7 +139,7 @@ class Experiment:
         return self.optimizing.theta
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the last epoch is over. False: it was not within `timeout` seconds. Raises what the strategy or the log raised."""
+        """Wait until the last epoch is over. Returns False if that takes longer than `timeout` seconds. Raises what the strategy or the log raised."""
         over = self._over.wait(timeout)
         if self._failed is not None:
             raise self._failed
@@ -186,7 +197,7 @@ class Experiment:
             raise
 
     def tick(self) -> None:
-        """Look after slow and lost workers, and write what is to be logged. Call it every so often."""
+        """Look after slow and lost workers, and write what is to be logged. Call it several times a second."""
         self.coordinator.tick()
         if self._log is not None:
             try:
@@ -194,13 +205,20 @@ class Experiment:
             except Exception as error:
                 self._fail(error)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is over. It is False for a search that `close`, or an error, has ended before."""
+        return self._failed is None and self.coordinator.finished
+
     def close(self) -> None:
         """End the search. The log can be used by another server then. Idempotent."""
         self.coordinator.stop()
         if self._log is not None:
-            if self._failed is None:
-                self._save(0.0)
-            self._log.close()
+            try:
+                if self._failed is None:
+                    self._save(0.0)
+            finally:
+                self._log.close()
 
     def _describe(self) -> dict[str, Any]:
         """All that must be the same when the search goes on."""
@@ -243,7 +261,9 @@ class Experiment:
 
     def _publish_params(self) -> None:
         if self.optimizing is not None:
-            self.weights = self._publish(self.name, self.run, self.optimizing.version, self.optimizing.params())
+            version, params = self.optimizing.version, self.optimizing.params()
+            number = self._publish(self.name, self.run, version, params)
+            self.parameters = Parameters.of(params, version, number)  # as a whole, because other threads answer workers meanwhile
 
     def _save(self, after: float) -> None:
         """Save what the strategy has learned, unless that was done less than `after` seconds ago."""

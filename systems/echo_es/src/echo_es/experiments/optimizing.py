@@ -1,4 +1,4 @@
-"""The strategy of an experiment, and what it has learned: the same from the same rewards, so the log of the rewards is enough to make it again."""
+"""The strategy of an experiment and its state. Equal rewards lead to an equal state, so the state can be rebuilt from the log of the rewards."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["Optimizing"]
 
 
 class Optimizing:
-    """Optimises.
+    """Runs the strategy of an experiment, and holds its state.
 
     Args:
-        strategy: how.
-        theta: the parameters that it begins with, shape (dims,); None: zeros.
-        seed: of its noise.
-        steady: each reward is told on arrival. `population` rewards make a new version of the parameters.
+        strategy: the strategy.
+        theta: the parameters that it begins with, shape (dims,). None means zeros.
+        seed: the seed of its noise.
+        steady: whether the strategy gets each reward when it arrives. `population` rewards then make a new version of the parameters.
 
     Raises ConfigError if the strategy cannot be told single rewards.
     """
@@ -68,7 +68,7 @@ class Optimizing:
         self._now = _Learned(self.strategy.tell(now.state, rewards), now.version + 1, 0)
 
     def tell_each(self, individuals: Iterable[int], rewards: Rewards) -> bool:
-        """The rewards of these individuals, one after the other. Returns whether there is a new version."""
+        """Tell the strategy the rewards of these individuals, one after the other. Returns whether there are new parameters."""
         state, before, told = self._now
         for individual, reward in zip(individuals, rewards.tolist(), strict=True):
             state = self.strategy.tell_one(state, individual, reward)
@@ -77,7 +77,7 @@ class Optimizing:
         return self._now.version > before
 
     def save(self) -> tuple[int, int, bytes]:
-        """(version, told, state): `told` is how many rewards a steady search was told. They belong together, also while another thread tells."""
+        """(version, told, state): `told` is how many rewards a steady search was told. The three values fit together even if another thread tells meanwhile."""
         now = self._now
         return now.version, now.told, states.pack(now.state)
 
@@ -99,7 +99,7 @@ class Optimizing:
 
 
 class _Learned(NamedTuple):
-    """A state, and what it was made from. It is replaced as a whole, so that no thread sees a state and the version of another."""
+    """A state, its version, and how many rewards it was made from. It is replaced as a whole, so that no thread sees a state with another's version."""
 
     state: State
     version: int

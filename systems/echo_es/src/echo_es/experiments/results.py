@@ -13,7 +13,7 @@ __all__ = ["Best", "Results", "mean_of"]
 
 
 class Best(NamedTuple):
-    """The highest reward so far, and whose it is."""
+    """The highest reward so far, and the epoch and the individual that had it."""
 
     reward: float
     epoch: int
@@ -22,8 +22,8 @@ class Best(NamedTuple):
 
 class Results:
     """Attributes:
-    newest: the newest complete epoch and its rewards, float64 of shape (population,); None before the first.
-    best: the highest reward of all epochs; None before the first.
+    newest: the newest complete epoch and its rewards, float64 of shape (population,). It is None before the first epoch is complete.
+    best: the highest reward of all epochs. It is None before the first epoch is complete.
     tests: the epoch and the rewards of each test.
     """
 
@@ -53,7 +53,7 @@ class Results:
         self._told = [(numbers[whole:], values[whole:])]
 
     def figures(self) -> dict[str, float]:
-        """Those that exist already, by name."""
+        """The figures that exist already, by name."""
         figures = {}
         if self.best is not None:
             figures["best"] = self.best.reward
@@ -65,6 +65,6 @@ class Results:
 
 
 def mean_of(rewards: Rewards) -> float | None:
-    """The mean of those that are finite; None: there is none."""
+    """The mean of the finite rewards, or None if no reward is finite."""
     finite = rewards[np.isfinite(rewards)]
     return float(finite.mean()) if finite.size else None

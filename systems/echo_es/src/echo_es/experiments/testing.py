@@ -1,4 +1,4 @@
-"""Tests: the reward of the parameters themselves, without noise, evaluated by the workers of the search."""
+"""Tests: the workers of a search evaluate the parameters themselves, without noise."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import threading
 import time
 from typing import Any
 
-from echo_core import EchoTimeoutError
+from echo_core.base.waiting import timed_out
 
+from ..arguments import number, whole
 from ..search.coordinator import Coordinator
 from ..search.tasks import RefusedError, Rewards
 
@@ -26,13 +27,14 @@ class Tests:
         self._rewards: Rewards | None = None
 
     def run(self, state: Any, episodes: int, timeout: float | None) -> Rewards:
-        """Have workers evaluate `state` so often; see `ESServer.test`."""
-        if episodes < 1:
-            raise ValueError(f"episodes: there must be at least one, not {episodes}")
+        """Have workers evaluate `state` `episodes` times; see `ESServer.test`."""
+        episodes = whole("episodes", episodes, 1)
+        if timeout is not None:
+            timeout = number("timeout", timeout, least=0, finite=False)
         ends = float("inf") if timeout is None else time.monotonic() + timeout
         while not self._turn.acquire(timeout=_LOOK):
             if time.monotonic() > ends:
-                raise EchoTimeoutError(f"test() waited {timeout:g} s for another test to end")
+                raise timed_out("test()", timeout, "another test to end")
         try:
             self._done.clear()
             self._coordinator.test(episodes, state)
@@ -40,7 +42,7 @@ class Tests:
                 if self._over.is_set() and not self._done.is_set():
                     raise RefusedError("the search ended before the test")
                 if time.monotonic() > ends:
-                    raise EchoTimeoutError(f"test() waited {timeout:g} s for {episodes} episodes of {self._workers()}")
+                    raise timed_out("test()", timeout, f"{episodes} episodes of {self._workers()}")
             assert self._rewards is not None
             return self._rewards
         finally:
@@ -55,4 +57,4 @@ class Tests:
     def _workers(self) -> str:
         members = self._coordinator.members()
         able = sum(member.tests for member in members)
-        return f"{len(members)} workers, of which {able} can test (a worker of its own class needs the method `test`)"
+        return f"{len(members)} workers, of which {able} can test (a worker of its own class needs the method `on_test`)"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from echo_core import CheckpointError, ConfigError
 
+from ..arguments import path_of
 from ..search.epoch import Individuals
 from ..search.progress import Part
 from ..search.tasks import Rewards
@@ -26,13 +27,13 @@ MAGIC = b"echo-es\n" + struct.pack("<I", FORMAT)
 
 @dataclass
 class Contents:
-    """All that a log says.
+    """The contents of a log.
 
     Attributes:
-        search: what is searched; empty if the log has just been created.
+        search: the description of the search. It is empty if the log has just been created.
         epochs: the complete epochs, from 1 on, and their rewards, float64 of shape (population,).
         times: when each of them was written, in seconds since 1970.
-        parts: rewards of epochs that are not complete; of a steady search, all rewards in the order in which they came.
+        parts: the rewards of epochs that are not complete. For a steady search they are all rewards, in the order in which they came.
         tests: the epoch and the rewards of each test.
         seen: the newest merged statistics of observations, as `echo_es.state.pack` gives them, and the epoch after which they were made.
         whole: how many bytes of the file are whole records; size: how many there are. A difference is a record that was not written to its end.
@@ -64,8 +65,9 @@ def read_log(path: str | os.PathLike[str]) -> Contents:
 
     Raises ConfigError if the file is no log, CheckpointError if it is damaged before its end, and OSError if it cannot be read.
     """
-    with open(path, "rb") as file:
-        return contents_of(Path(path), file)
+    path = path_of("path", path)
+    with path.open("rb") as file:
+        return contents_of(path, file)
 
 
 def contents_of(path: Path, file: BinaryIO) -> Contents:

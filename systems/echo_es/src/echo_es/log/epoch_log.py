@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from echo_core import ConfigError
 
+from ..arguments import path_of
 from ..search.tasks import Rewards
 from .contents import MAGIC, contents_of
 from .records import record
@@ -30,7 +31,7 @@ class EpochLog:
 
     Args:
         path: the file. The newest state is in a file beside it, whose name has `.state` after it.
-        search: describes the search, as JSON has it: its name, the strategy, the population, the seed. A log of another search is refused.
+        search: a description of the search that JSON can represent: its name, strategy, population and seed. A log of another search is refused.
 
     Attributes:
         found: what the log said when it was opened.
@@ -42,7 +43,7 @@ class EpochLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], search: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+        self.path = path_of("path", path)
         self._guard = threading.Lock()
         self._pending: list[bytes] = []  # records of rewards that are not written yet
         self._flushed = time.monotonic()
@@ -104,12 +105,12 @@ class EpochLog:
         Args:
             version: how many epochs were optimised.
             data: the state as bytes.
-            told: of a steady search, how many rewards it has been told.
+            told: how many rewards a steady search has been told.
         """
         self._state.replace(version, told, data)
 
     def saved_state(self) -> tuple[int, int, bytes] | None:
-        """(version, told, data) of the newest `state` of this run; None: there is none. Raises CheckpointError if the file is damaged."""
+        """(version, told, data) of the newest `state` of this run, or None if there is none. Raises CheckpointError if the file is damaged."""
         return self._state.read()
 
     def close(self) -> None:

@@ -5,31 +5,39 @@ A worker normalizes with the statistics that the server had when the epoch began
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import state as states
+from ..arguments import shape_of
 from ..search.tasks import RefusedError
 from .statistics import ObservationStats
 
 __all__ = ["MergedObservations", "SharedObservations"]
 
 
+_log = logging.getLogger("echo.es")
+
+
 class SharedObservations:
-    """The worker's end: `add` what you see, and `normalize` what your policy gets. Give it to `run_worker`, or set `Worker.observations`. Thread-safe.
+    """The worker's end. `add` takes the observations that you see, and `normalize` scales those that your policy gets.
+
+    Give it to `run_worker` or to `Worker`. Thread-safe.
 
     Args:
-        shape: of one observation; that of the server's `observations`.
+        shape: the shape of one observation, which must be that of the server's `observations`.
 
     Attributes:
-        merged: what all workers have seen before this epoch.
+        merged: the statistics of what all workers have seen before this epoch.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
+        shape = shape_of("shape", shape)
         self.merged = ObservationStats(shape)
         self._new = ObservationStats(shape)
         self._lock = threading.Lock()
@@ -59,7 +67,7 @@ class MergedObservations:
     """The server's end. Thread-safe.
 
     Attributes:
-        sent: the statistics that workers use now, and the epoch after which they were made; None before the first epoch has ended.
+        sent: the statistics that workers use now, and the epoch after which they were made. It is None before the first epoch has ended.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -72,14 +80,21 @@ class MergedObservations:
         """How many observations were merged."""
         return self._all.count
 
-    def merge(self, data: bytes) -> None:
-        """Take the statistics that a worker has sent. Raises RefusedError if it does not fit."""
+    def merging(self, data: bytes) -> Callable[[], None]:
+        """Look at the statistics that a worker has sent, and return a function that takes them. Raises RefusedError if they do not fit."""
         try:
-            arrays = states.unpack(data)
-            with self._lock:
-                self._all.merge(arrays)
-        except (KeyError, TypeError, ValueError) as error:
+            fitting = ObservationStats(self._all.mean.shape)
+            fitting.merge(states.unpack(data))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RefusedError(f"observations: {error}") from None
+        return lambda: self._merge(fitting)
+
+    def _merge(self, stats: ObservationStats) -> None:
+        try:
+            with self._lock:
+                self._all.merge(stats.arrays())
+        except ValueError as error:
+            _log.error("the observations of a worker were left out: %s", error)
 
     def freeze(self, epoch: int) -> bytes | None:
         """An epoch is over: workers use what was merged until now. Returns it, or None if there is nothing new."""

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["ObservationStats"]
 
+_MOST = 2**53  # observations: a float counts up to here without error
+
 
 class ObservationStats:
     """Count, mean and sum of squared deviations of observations of shape `shape`, float64.
@@ -39,9 +41,13 @@ class ObservationStats:
     def merge(self, arrays: Mapping[str, ArrayLike]) -> None:
         """What another process took: `{"count", "mean", "m2"}`, or the sums `{"count", "sum", "sumsq"}` that OpenAI's ES sends.
 
-        Raises ValueError, and changes nothing, if a shape is another, or a number is not finite or below what it can be.
+        Raises ValueError, and changes nothing, if a shape is another, or a number is not finite or out of the range that it can have.
         """
-        count = int(np.asarray(arrays["count"]))
+        if not isinstance(arrays, Mapping):
+            raise ValueError(f"observation statistics: they must be count, mean and m2, not {type(arrays).__name__}")
+        if (number := np.asarray(arrays["count"])).shape != () or number.dtype.kind not in "biuf" or not float(number).is_integer():
+            raise ValueError("observation statistics: the count must be one whole number")
+        count = int(number)
         if "mean" in arrays:
             mean, m2 = np.asarray(arrays["mean"], np.float64), np.asarray(arrays["m2"], np.float64)
         else:
@@ -52,6 +58,8 @@ class ObservationStats:
             raise ValueError(f"observation statistics: the shape must be {self.mean.shape}, not {mean.shape} and {m2.shape}")
         if count < 0 or not np.isfinite(mean).all() or not np.isfinite(m2).all() or (m2 < 0).any():
             raise ValueError("observation statistics: counts and squares cannot be negative, and all must be finite")
+        if self.count + count > _MOST:
+            raise ValueError(f"observation statistics: a count of {count:,} is more than anybody has seen")
         if count:
             self._merge(count, mean, m2)
 
@@ -79,7 +87,10 @@ class ObservationStats:
 
     def _merge(self, count: int, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         total = self.count + count
-        apart = mean - self.mean
-        self.mean = self.mean + apart * (count / total)
-        self.m2 = self.m2 + m2 + apart**2 * (self.count * count / total)
-        self.count = total
+        with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
+            apart = mean - self.mean
+            merged = self.mean + apart * (count / total)
+            squares = self.m2 + m2 + apart**2 * (self.count * count / total)
+        if not np.isfinite(merged).all() or not np.isfinite(squares).all():
+            raise ValueError("observation statistics: the values are too large to be merged")
+        self.count, self.mean, self.m2 = total, merged, squares

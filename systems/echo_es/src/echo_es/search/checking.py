@@ -25,6 +25,7 @@ def rewards_of(member: Member, task: Task, rewards: Iterable[float] | Rewards, s
     return ordered
 
 
-def text(slices: Iterable[slice]) -> str:
-    """The slices as people read them, such as "0:4, 7:9"."""
-    return ", ".join(f"{part.start}:{part.stop}" for part in slices) or "nothing"
+def text(slices: Iterable[slice], most: int = 8) -> str:
+    """The slices as people read them, such as "0:4, 7:9"; the first `most` of them."""
+    named = [f"{part.start}:{part.stop}" for part in slices]
+    return ", ".join(named[:most] + ([f"and {len(named) - most} more"] if len(named) > most else [])) or "nothing"

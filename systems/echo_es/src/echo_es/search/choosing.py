@@ -11,7 +11,7 @@ __all__ = ["choose"]
 
 
 def choose(search: Progress, member: Member, members: Mapping[str, Member], max_slices: int) -> Task | None:
-    """The task that fits the worker; None: it has to wait. Individuals of the task are not free any more."""
+    """The task that fits the worker, or None if it has to wait. The individuals of the task are not free any more."""
     if search.phase == "over":
         return search.task(Kind.STOP)
     if search.server_optimizes:

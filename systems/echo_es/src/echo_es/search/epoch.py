@@ -20,7 +20,7 @@ class Epoch:
     """Individuals that need one reward each. The first reward of an individual counts.
 
     Attributes:
-        number: of the epoch; 1 is the first.
+        number: the number of the epoch. The first one is 1.
         rewards: float64, shape (population,); NaN where there is none yet.
         free: the individuals that nobody evaluates.
         evaluated: how many individuals have a reward.
@@ -43,7 +43,7 @@ class Epoch:
         return self.evaluated == len(self.rewards)
 
     def take(self, cores: int, most: int) -> list[slice]:
-        """Up to `cores` free individuals, in at most `most` slices (0: any number)."""
+        """Up to `cores` free individuals, in at most `most` slices. If `most` is 0, there may be any number of slices."""
         return self.free.take(cores, most)
 
     def count(self, slices: Iterable[slice], values: Rewards) -> int:
@@ -84,7 +84,7 @@ class Epoch:
 
 
 class Endless:
-    """Individuals that are numbered on without end. It does not remember their rewards.
+    """Individuals whose numbers never start again at 0. It does not remember their rewards.
 
     Attributes:
         free: individuals that somebody has given back.
@@ -113,18 +113,26 @@ class Endless:
 
 
 def in_order(wanted: tuple[slice, ...], given: tuple[slice, ...], values: Rewards) -> Rewards | None:
-    """`values` of the slices `given`, in the order of the slices `wanted`. None: they are not exactly the rewards of those."""
+    """`values` of the individuals in `given`, in the order of the slices `wanted`. Returns None if they are not exactly the rewards of those individuals.
+
+    The slices themselves may differ: a worker may report each individual alone, or several slices as one.
+    """
     if values.shape != (individuals(wanted),):
         return None
     if given == wanted:
         return values
-    if sorted((part.start, part.stop) for part in given) != sorted((part.start, part.stop) for part in wanted):
+    end = max(part.stop for part in wanted)
+    if individuals(given) != len(values) or not all(0 <= part.start <= part.stop <= end for part in given):
         return None
-    places, at = {}, 0
-    for part in given:
-        places[part.start] = values[at : at + part.stop - part.start]
-        at += part.stop - part.start
-    return np.concatenate([places[part.start] for part in wanted])
+    asked, reported = _numbers(wanted), _numbers(given)
+    order = np.argsort(reported)
+    places = order[np.minimum(np.searchsorted(reported, asked, sorter=order), len(order) - 1)]
+    return values[places] if np.array_equal(reported[places], asked) else None
+
+
+def _numbers(slices: tuple[slice, ...]) -> Individuals:
+    """The individuals of these slices, in their order."""
+    return np.concatenate([np.arange(part.start, part.stop) for part in slices])
 
 
 def _holes(have: Mask, within: slice) -> list[slice]:

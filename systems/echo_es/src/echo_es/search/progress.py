@@ -19,8 +19,8 @@ class Test(NamedTuple):
 
     Attributes:
         episodes: their rewards, and which are free.
-        state: with which they are evaluated, as workers get it.
-        tasks: the numbers of the tasks that belong to this test; a worker may still report one of an earlier test that was given up.
+        state: the state with which they are evaluated, as workers get it.
+        tasks: the numbers of the tasks that belong to this test. A worker may still report a task of an earlier test that was cancelled.
     """
 
     episodes: Epoch
@@ -33,9 +33,10 @@ class Progress:
 
     Attributes:
         phase: "initialize", "evaluate", "optimize", "share", "tell" or "over".
-        version: of the newest shared state; -1: there is none. state: that state, as it was shared.
+        version: the version of the newest shared state. It is -1 if there is none.
+        state: that state, as it was shared.
         now: the present epoch.
-        endless: gives the individuals of a search that tells each reward on arrival; None: there are epochs.
+        endless: gives the individuals of a steady search. It is None if the search has epochs.
         told: the last epochs and their rewards, for workers that missed them.
         sharer: the worker that was asked for its state.
         test: the test under way.

@@ -22,7 +22,7 @@ class Ranges:
         return bool(self._stack)
 
     def take(self, individuals: int, most: int = 0) -> list[slice]:
-        """Remove up to `individuals`, in at most `most` slices (0: any number), from the top of the stack."""
+        """Remove up to `individuals` from the top of the stack, in at most `most` slices. If `most` is 0, there may be any number of slices."""
         taken: list[slice] = []
         while individuals > 0 and self._stack and not (most and len(taken) == most):
             start, stop = self._stack.pop()

@@ -17,8 +17,8 @@ class Stragglers:
     """How long tasks take.
 
     Args:
-        straggle: how many times the median duration makes a task slow.
-        floor: seconds that a slow task has taken at least. Without it, tasks of milliseconds would be done twice because of the scheduler's delays.
+        straggle: a task is slow if it takes longer than this many times the median duration.
+        floor: a task is not slow before this many seconds have passed. Without it, tasks of milliseconds would be done twice because of the scheduler's delays.
     """
 
     def __init__(self, straggle: float, floor: float) -> None:

@@ -50,11 +50,11 @@ class Task:
     Attributes:
         id: its number, at least 1.
         kind: what to do.
-        epoch: 1 is the first.
-        version: the version of the state that it needs: how many epochs were optimised.
+        epoch: the number of the epoch. The first one is 1.
+        version: the version of the state that it needs, which says how many epochs were optimised.
         slices: the individuals, without overlap (evaluate and test).
-        rewards: of all individuals of the epoch, shape (population,) (optimize).
-        state: of this version, as it was shared (welcome); the parameters to be tested (test).
+        rewards: the rewards of all individuals of the epoch, shape (population,) (optimize).
+        state: the state of this version, as it was shared (welcome), or the parameters to be tested (test).
     """
 
     id: int
@@ -75,17 +75,18 @@ class Member:
     """A worker, as the coordinator knows it. Only the coordinator changes it.
 
     Attributes:
-        id: the caller's name for it; no other worker has it.
-        name, cores: as it said when it joined.
-        version: of the state that it has; None: none yet.
-        task: what it does now; None: it waits. since: since when, by the coordinator's clock.
-        copied: whether somebody else does the same, because this one is slow.
-        give: takes its next task; None: it has not asked for one.
-        lost: since when it is not connected; None: it is.
+        id: the unique name that the caller has given it.
+        name, cores: what it said about itself when it joined.
+        version: the version of its state. None means that it has no state yet.
+        task: the task that it does now. None means that it waits for one.
+        since: the time at which it got the task or began to wait, by the coordinator's clock.
+        copied: whether another worker has the same task, because this worker is slow.
+        give: the function that takes its next task. None means that it has not asked for a task.
+        lost: the time at which its connection was lost. None means that it is connected.
         reported: the id of the task that it reported last.
         evaluated: how many of its rewards have counted.
-        digest: of its state, as it said after it has optimised; None: it did not say.
-        diverged: how often that was another state than the shared one.
+        digest: the digest of its state, which it reports after it has optimised. None means that it has not reported one.
+        diverged: how many times its digest differed from that of the shared state.
         tests: whether it may be given tasks of the kind test, which Evochi's clients do not know.
     """
 

@@ -18,11 +18,11 @@ class WorkerView(NamedTuple):
     """What one worker does.
 
     Attributes:
-        name, cores: as it said when it joined.
+        name, cores: what it said about itself when it joined.
         does: the kind of its task, "waits" or "away" (it is not connected).
-        seconds: since when.
+        seconds: for how many seconds it has done that.
         slices: the individuals of its task, as [start, stop].
-        slow: whether it takes so long that an idle worker does the same.
+        slow: whether it takes so long that an idle worker gets the same task.
         evaluated: how many of its rewards have counted.
         diverged: how often its state was another one than that of the others.
     """
@@ -42,11 +42,11 @@ class View(NamedTuple):
 
     Attributes:
         phase: what the workers do; see `Coordinator.phase`.
-        epoch, max_epochs: the present one, and the last one (0: no end).
-        evaluated, population: individuals of the epoch that have a reward, and all.
-        best, mean: of the rewards of the epoch so far that are finite; None: there is none.
+        epoch, max_epochs: the present epoch, and the last one. 0 means that there is no last one.
+        evaluated, population: how many individuals of the epoch have a reward, and how many there are.
+        best, mean: the best and the mean of the finite rewards of the epoch so far. They are None if there is no finite reward.
         task_seconds: the median duration of the last tasks.
-        workers: the busy ones first, and of these the one that has been busy for the longest time.
+        workers: the workers. Busy ones come first, and the one that has been busy for the longest time comes first of all.
     """
 
     phase: str

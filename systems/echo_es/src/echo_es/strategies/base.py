@@ -1,4 +1,4 @@
-"""What every strategy offers: ask for candidates, tell their rewards, with all it knows in a state of plain arrays.
+"""The interface of all strategies: `ask` returns candidates, `tell` takes their rewards, and a state of plain arrays holds everything that was learned.
 
 A strategy object holds options only. The state can be copied, saved with `numpy.savez`, and used in another process.
 Rewards are maximised everywhere.
@@ -10,6 +10,7 @@ compare `noise_digest()` when the worker joins.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
@@ -20,10 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from echo_core import ConfigError
 
+from ..arguments import seed_of, whole
 from ..noise import stream_digest
 from ..shaping import clean
 
 __all__ = ["Array", "Individuals", "State", "Strategy", "build", "counter"]
+
+_log = logging.getLogger("echo.es")
 
 Array: TypeAlias = NDArray[Any]
 State: TypeAlias = dict[str, Array]  # arrays by name, none of dtype object
@@ -50,12 +54,9 @@ class Strategy(ABC):
     """Whether `tell_one` works, so that no individual has to wait for the others of its generation."""
 
     def __init__(self, dims: int, population: int) -> None:
-        if dims < 1:
-            raise ConfigError(f"dims: there must be at least one parameter, not {dims}")
-        if population < 2:
-            raise ConfigError(f"population: there must be at least two individuals, not {population}")
-        self.dims = dims
-        self.population = population
+        self.dims = whole("dims", dims, 1)
+        self.population = whole("population", population, 2)
+        self._warned = False
 
     @abstractmethod
     def init(self, theta: ArrayLike, seed: int) -> State:
@@ -73,8 +74,8 @@ class Strategy(ABC):
     def tell(self, state: State, rewards: ArrayLike) -> State:
         """The state of the next generation. `rewards` has shape (population,), in the order of the individuals; `state` does not change.
 
-        Rewards that are NaN or infinite count as worse than all others and are added to `invalid`. Raises ValueError if the number is wrong,
-        or if rewards that nothing shapes are too large.
+        Rewards that are NaN or infinite count as worse than all others and are added to `invalid`. Raises ValueError if the number is wrong, if
+        they are not real numbers, or if rewards that nothing shapes are too large.
         """
 
     @abstractmethod
@@ -86,7 +87,7 @@ class Strategy(ABC):
         return self.draw(self.params(state), individuals)
 
     def tell_one(self, state: State, individual: int, reward: float) -> State:
-        """The state after the reward of one individual, in steady mode: there the individuals are numbered on without end.
+        """The state after the reward of one individual, for the steady mode, in which the numbers of individuals never start again at 0.
 
         Raises ConfigError if the strategy needs a whole generation.
         """
@@ -98,7 +99,7 @@ class Strategy(ABC):
         return {"strategy": type(self).__name__, "dims": self.dims, "population": self.population, **self._options()}
 
     def noise_digest(self) -> str:
-        """Equal in two processes that draw the same candidates. Without it a difference between versions of numpy would go unnoticed."""
+        """A digest that is equal in two processes if they draw the same candidates. Without it, nobody would notice that versions of numpy differ."""
         return stream_digest()
 
     def _options(self) -> dict[str, Any]:
@@ -106,7 +107,9 @@ class Strategy(ABC):
 
     def _begin(self, theta: ArrayLike, seed: int) -> tuple[Array, State]:
         """`theta` as floating point in memory of its own, and what every state has."""
-        centre = np.array(theta)
+        centre, seed = np.array(theta), seed_of(seed)
+        if centre.dtype.kind not in "biuf":
+            raise ValueError(f"theta: the parameters must be real numbers, not {centre.dtype}")
         if centre.dtype not in (np.float32, np.float64):
             centre = centre.astype(np.float64)
         if centre.shape != (self.dims,):
@@ -118,7 +121,20 @@ class Strategy(ABC):
     def _told(self, state: State, rewards: ArrayLike) -> tuple[Array, State]:
         """The rewards, -inf where they are no numbers, and what every next state has."""
         values, bad = clean(rewards, self.population)
+        self._warn_if_equal(values)
         return values, {"generation": counter(state["generation"] + 1), "seed": state["seed"], "invalid": counter(state["invalid"] + bad)}
+
+    def _warn_if_equal(self, values: Array) -> None:
+        """Say once if all rewards are equal. A strategy that compares ranks then follows the order of the individuals, which is random."""
+        if not self._warned and values[0] > -np.inf and (values == values[0]).all():
+            self._warned = True
+            _log.warning(
+                "all %d rewards of a generation are equal (%g): %s learns nothing from them, and its parameters may drift at random; "
+                "check what `evaluate` returns. This is said once",
+                len(values),
+                values[0],
+                type(self).__name__,
+            )
 
     def _bounds(self, individuals: Individuals, *, endless: bool = False) -> tuple[int, int]:
         """First and past-the-last individual. Raises ValueError if the range has gaps or leaves the population."""

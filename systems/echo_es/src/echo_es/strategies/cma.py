@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from echo_core import ConfigError
-
+from ..arguments import number
 from ..noise import normals
 from .base import Array, State, Strategy
 
@@ -19,7 +18,7 @@ __all__ = ["CMA", "Rates"]
 
 
 class Rates(NamedTuple):
-    """How fast each part follows what a generation shows: the covariance by its path (`one`) and by the ranks (`mu`), and the two paths."""
+    """How fast each part follows a new generation: the covariance by its path (`one`) and by the ranks (`mu`), and the two paths."""
 
     one: float
     mu: float
@@ -35,13 +34,12 @@ class CMA(Strategy):
 
     def __init__(self, dims: int, population: int, sigma: float = 0.3) -> None:
         super().__init__(dims, population)
-        if not sigma > 0:
-            raise ConfigError(f"sigma must be above 0, not {sigma}")
-        self.sigma = sigma
-        self.parents = population // 2
+        self.sigma = number("sigma", sigma, above=0)
+        self.parents = self.population // 2
         self._weights, rates = self._constants()
         self._rates = rates
         self._mass = 1 / float((self._weights[: self.parents] ** 2).sum())
+        dims = self.dims
         self._damping = 1 + 2 * max(0.0, math.sqrt((self._mass - 1) / (dims + 1)) - 1) + rates.sigma
         self._chi = math.sqrt(dims) * (1 - 1 / (4 * dims) + 1 / (21 * dims**2))  # the mean length of a normal vector
         self._last: tuple[tuple[int, int], Array] | None = None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from echo_core import ConfigError
+from echo_core.base.installing import how_to_install
 
 from .base import Array, State
 from .whole import Whole
@@ -31,7 +32,7 @@ class Evosax(Whole):
             from evosax import algorithms
             from evosax.algorithms.distribution_based.base import DistributionBasedAlgorithm
         except ImportError as error:
-            raise ConfigError(f"Evosax needs evosax and JAX, and {error}: pip install 'echo-es[evosax]'") from None
+            raise ConfigError(f"Evosax needs evosax and JAX, and {error}; {how_to_install('echo-es[evosax]')}") from None
         kind = getattr(algorithms, name, None)
         if not (isinstance(kind, type) and issubclass(kind, DistributionBasedAlgorithm)):
             raise ConfigError(f"evosax has no distribution-based algorithm {name!r}")

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 
 from echo_core import ConfigError
 
-from ..noise import TABLE_SIZE, NoiseTable, normals, shared_table
-from ..shaping import shaping_by_name
+from ..arguments import number, whole
+from ..noise import TABLE_SIZE, NoiseTable, normals, shared_table, table_needed
+from ..shaping import clean, shaping_by_name
 from .base import Array, Individuals, State, Strategy, counter
 from .optimizers import OPTIMIZERS, finite
 
@@ -27,9 +28,13 @@ class OpenAIES(Strategy):
     - `shaping`: "centered_rank", "z_score" or "none".
     - `optimizer`: "adam" or "sgd" (`momentum` 0.9); `lr` is its step, `weight_decay` pulls theta to zero by `lr * weight_decay * theta`.
     - `noise`: "table" looks the noise up in a table of `table_size` numbers of `table_seed`, which all strategies of a process share;
-      "seeds" draws it again each time, which needs no memory and more time.
+      "seeds" draws it again each time, which needs no memory and more time. "auto" is "table" if the table is large enough, and "seeds" if
+      not: the table must have at least 10 numbers for each parameter, and 1,000 offsets for each perturbation of a generation.
 
-    The dtype of theta is that of `init`: float32 or float64. Raises ConfigError if an option has no meaning.
+    Attributes:
+        noise: "table" or "seeds".
+
+    The dtype of theta is that of `init`: float32 or float64. Raises ConfigError if an option is invalid.
     """
 
     steady = True
@@ -44,21 +49,27 @@ class OpenAIES(Strategy):
         shaping: str = "centered_rank",
         optimizer: str = "adam",
         weight_decay: float = 0.0,
-        noise: str = "table",
+        noise: str = "auto",
         table_seed: int = 0,
         table_size: int = TABLE_SIZE,
     ) -> None:
         super().__init__(dims, population)
-        if not sigma > 0 or not lr > 0:
-            raise ConfigError(f"sigma and lr must be above 0, not {sigma} and {lr}")
+        sigma, lr, weight_decay = number("sigma", sigma, above=0), number("lr", lr, above=0), number("weight_decay", weight_decay)
+        table_seed, table_size = whole("table_seed", table_seed, 0, 2**64 - 1), whole("table_size", table_size, 1)
         if antithetic and population % 2:
             raise ConfigError(f"population: antithetic pairs need an even number, not {population}")
         if optimizer not in OPTIMIZERS:
             raise ConfigError(f"optimizer: there is no {optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
-        if noise not in ("table", "seeds"):
-            raise ConfigError(f"noise: there is no {noise!r}; choose 'table' or 'seeds'")
-        if noise == "table" and dims > table_size:
-            raise ConfigError(f"noise: a table of {table_size} numbers cannot perturb {dims} parameters: raise table_size, or use noise='seeds'")
+        if noise not in ("auto", "table", "seeds"):
+            raise ConfigError(f"noise: there is no {noise!r}; choose 'auto', 'table' or 'seeds'")
+        needed = table_needed(self.dims, self.population // 2 if antithetic else self.population)
+        if noise == "table" and table_size < needed:
+            raise ConfigError(
+                f"noise: a table of {table_size:,} numbers repeats its noise with {self.dims:,} parameters and {self.population:,} individuals; "
+                f"set table_size to at least {needed:,}, or use noise='seeds'"
+            )
+        if noise == "auto":
+            noise = "table" if table_size >= needed else "seeds"
         self.sigma, self.lr, self.antithetic, self.weight_decay = sigma, lr, antithetic, weight_decay
         self.shaping, self.optimizer, self.noise, self.table_seed, self.table_size = shaping, optimizer, noise, table_seed, table_size
         self._shape = shaping_by_name(shaping)
@@ -73,17 +84,23 @@ class OpenAIES(Strategy):
     def table(self) -> NoiseTable:
         """The table of noise. A process whose numpy makes another one than the server's can set the server's: its `noise_digest()` is then the same.
 
-        Raises ConfigError if it is set to a table of another size.
+        Raises ConfigError if it is set to a table of another size, or if the noise is drawn from seeds.
         """
+        self._check_has_table()
         if self._table is None:
             self._table = shared_table(self.table_seed, self.table_size)
         return self._table
 
     @table.setter
     def table(self, table: NoiseTable) -> None:
+        self._check_has_table()
         if table.size != self.table_size:
             raise ConfigError(f"table: it must have {self.table_size} numbers, not {table.size}")
         self._table = table
+
+    def _check_has_table(self) -> None:
+        if self.noise != "table":
+            raise ConfigError("table: this strategy draws its noise from seeds and has no table; use noise='table' with a table_size that is large enough")
 
     def noise_digest(self) -> str:
         return self.table.digest if self.noise == "table" else super().noise_digest()
@@ -125,14 +142,15 @@ class OpenAIES(Strategy):
 
     def tell_one(self, state: State, individual: int, reward: float) -> State:
         """Keep the reward; the last of each `population` of them makes a step of the optimizer, whichever individuals they belong to."""
-        bad = not np.isfinite(reward)
+        (value,), bad = clean([reward], 1)
         after = state | {
             "told": np.append(state["told"], np.int64(individual)),
-            "rewards": np.append(state["rewards"], -np.inf if bad else float(reward)),
+            "rewards": np.append(state["rewards"], value),
             "invalid": counter(state["invalid"] + bad),
         }
         if len(after["told"]) < self.population:
             return after
+        self._warn_if_equal(after["rewards"])
         weights = self._shape(after["rewards"])
         own = after["told"]
         if self.antithetic:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from echo_core import ConfigError
 
+from ..arguments import number
 from ..noise import normals
 from ..shaping import shaping_by_name
 from .base import Array, Individuals, State, Strategy, counter
@@ -19,10 +20,10 @@ __all__ = ["PGPE"]
 
 
 class PGPE(Strategy):
-    """Follow the gradient for the centre and for a scale of each parameter: it learns where to explore how far.
+    """Follows the gradient for the centre and for a scale of each parameter. So it learns for each parameter how far to explore.
 
-    Individuals 2k and 2k+1 add and subtract the same noise. `sigma` is the first scale of every parameter, `lr` the step of the centre,
-    `lr_sigma` that of the scales, and `max_change` bounds what one generation changes a scale by, as a part of it.
+    Individuals 2k and 2k+1 add and subtract the same noise. `sigma` is the first scale of every parameter. `lr` is the step of the centre, and
+    `lr_sigma` is the step of the scales. `max_change` is the largest part of a scale by which one generation changes it.
     """
 
     def __init__(
@@ -39,9 +40,8 @@ class PGPE(Strategy):
         super().__init__(dims, population)
         if population % 2:
             raise ConfigError(f"population: antithetic pairs need an even number, not {population}")
-        if not sigma > 0 or not lr > 0 or not lr_sigma >= 0:
-            raise ConfigError(f"sigma and lr must be above 0, and lr_sigma not below, not {sigma}, {lr} and {lr_sigma}")
-        if not 0 < max_change < 1:
+        sigma, lr, lr_sigma = number("sigma", sigma, above=0), number("lr", lr, above=0), number("lr_sigma", lr_sigma, least=0)
+        if not 0 < number("max_change", max_change) < 1:
             raise ConfigError(f"max_change must lie between 0 and 1, not {max_change}")
         if optimizer not in OPTIMIZERS:
             raise ConfigError(f"optimizer: there is no {optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")

@@ -1,4 +1,4 @@
-"""Whether the evaluation that runs now is in vain, for those who evaluate."""
+"""Tells a running evaluation whether its result is still needed."""
 
 from __future__ import annotations
 

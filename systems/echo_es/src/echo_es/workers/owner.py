@@ -1,4 +1,4 @@
-"""What the wire side of a worker needs of the worker."""
+"""What the wire side of a worker, `EchoLink`, needs of the worker. It calls the worker on its own thread, and waits for each call."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from ..observations.shared import SharedObservations
-    from .evaluation import Eval
+    from .evaluation import Eval, Rewards
 
 __all__ = ["Optimizer", "Owner"]
 
 
 class Owner(Protocol):
-    """A worker, as its wire side sees it. The hooks may take long, but they must not keep the event loop busy.
-
-    Attributes:
-        cores: the most individuals that it evaluates at once.
-        observations: what it has seen, if it keeps statistics of that.
-        tests: whether it can do tests.
-    """
-
-    cores: int
-    observations: SharedObservations | None
+    """A worker, as its wire side sees it."""
 
     @property
-    def tests(self) -> bool: ...
+    def cores(self) -> int:
+        """The most individuals that it evaluates at once."""
+
+    @property
+    def observations(self) -> SharedObservations | None:
+        """The statistics of what it has seen. None means that it keeps no statistics."""
+
+    @property
+    def tests(self) -> bool:
+        """Whether it can do tests."""
 
     def joined(self, strategy: dict[str, Any] | None, noise: str | None) -> None:
-        """The server's strategy as it describes itself, and its digest of the noise; None: the workers optimise."""
+        """The description of the server's strategy, and its digest of the noise. Both are None if the workers optimise."""
 
     def welcomed(self, worker: str, population: int, max_epochs: int) -> None:
         """The server has accepted this worker, under this name."""
 
-    async def changed(self, state: Any) -> None:
+    def changed(self, state: Any) -> None:
         """There is a new state."""
 
-    def cancel(self) -> None:
-        """Nobody needs the result of the present evaluation or test any more. It may be called on any thread."""
+    def evaluate(self, epoch: int, slices: list[slice]) -> list[Eval]: ...
+    def test(self, epoch: int, state: bytes, episodes: int) -> Rewards: ...
+    def stop(self, cancel: bool) -> None: ...
 
-    async def call_evaluate(self, epoch: int, slices: list[slice]) -> list[Eval]: ...
-    async def call_test(self, epoch: int, state: bytes, episodes: int) -> list[float]: ...
-    async def call_stop(self, cancel: bool) -> None: ...
+    def cancel(self) -> None:
+        """Nobody needs the result of the present evaluation or test any more. It is called on another thread."""
 
 
 @runtime_checkable
@@ -53,5 +53,5 @@ class Optimizer(Owner, Protocol):
     def unpack(self, data: memoryview) -> Any:
         """The state from bytes."""
 
-    async def call_initialize(self) -> Any: ...
-    async def call_optimize(self, epoch: int, rewards: list[float]) -> Any: ...
+    def initialize(self) -> Any: ...
+    def optimize(self, epoch: int, rewards: list[float]) -> Any: ...

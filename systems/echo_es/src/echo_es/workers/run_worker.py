@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from echo_core import EchoError
+from echo_core import ConfigError, EchoError
 from echo_core.base.address import Address
 
 from .. import state as states
+from ..arguments import number, real_rewards, whole
 from ..observations.shared import SharedObservations
 from ..strategies.base import Array, Strategy, build
-from .evaluation import Eval
+from .evaluation import Eval, Rewards
 from .link import EchoLink
 
 __all__ = ["Evaluate", "run_worker"]
@@ -37,23 +37,28 @@ def run_worker(
     """Evaluate candidates for an `ESServer` that has a strategy, until its search is over.
 
     Args:
-        address: of the server.
-        evaluate: called with candidates, shape (n, dims) with n up to `cores`, and the epoch; returns their n rewards, higher is better. It runs on a
-            thread of its own. If it takes long it may ask `echo_es.cancelled()` now and then, and return None if so. For a test of the server its
-            candidates are all the same: the parameters that are tested.
-        cores: the most candidates at once.
-        experiment: the name of the search, if the server has several.
-        observations: what `evaluate` adds its observations to, and normalizes with, if the server merges them.
-        token: the shared secret. name: this worker's name in logs. reconnect: seconds for which it tries again when the server is lost.
+        address: the address of the server.
+        evaluate: called with candidates, shape (n, dims) with n up to `cores`, and the epoch; returns their n rewards, higher is better. It runs on
+            the thread that has called this function, so Ctrl-C interrupts it. If it takes long it may ask `echo_es.cancelled()` now and then, and
+            return None if so. For a test of the server its candidates are all the same: the parameters that are tested.
+        cores: the largest number of candidates that `evaluate` gets at once.
+        experiment: the name of the search. It is needed only if the server has several.
+        observations: the statistics to which `evaluate` adds its observations, and with which it normalizes them. They are needed only if the server
+            merges observations.
+        token: the secret that the server and its workers share.
+        name: the name of this worker in logs.
+        reconnect: for how many seconds it tries to connect again after the connection is lost. At the start it tries for as long, but for at least 5 seconds.
 
     Raises:
         EchoError: the server refuses, was not reached for `reconnect` seconds, has no strategy, or draws other noise than this process.
-        ValueError: `cores` is less than 1, or `evaluate` returned another number of rewards. What `evaluate` raises.
+        ValueError: an argument is invalid, or `evaluate` returned another number of rewards, or rewards that are not real numbers.
+            What `evaluate` raises.
     """
-    if cores < 1:
-        raise ValueError(f"cores: a worker evaluates at least one individual at a time, so {cores} is not possible")
+    cores, reconnect = whole("cores", cores, 1), number("reconnect", reconnect, least=0)
+    if not callable(evaluate):
+        raise ConfigError(f"evaluate must be a function of (thetas, epoch), not {evaluate!r:.80}")
     link = EchoLink(_Function(evaluate, cores, observations), address, token=token, name=name, reconnect=reconnect, experiment=experiment)
-    asyncio.run(link.run())
+    link.run()
 
 
 class _Function:
@@ -83,29 +88,25 @@ class _Function:
 
     def welcomed(self, worker: str, population: int, max_epochs: int) -> None: ...
 
-    async def changed(self, state: Any) -> None:
+    def changed(self, state: Any) -> None:
         self._params = state
 
     def cancel(self) -> None:
         """The function asks `cancelled` itself."""
 
-    async def call_evaluate(self, epoch: int, slices: list[slice]) -> list[Eval]:
-        rewards = await asyncio.to_thread(self._drawn, epoch, slices)
-        return Eval.from_flat(slices, rewards)
-
-    async def call_test(self, epoch: int, state: bytes, episodes: int) -> list[float]:
-        theta = states.unpack(state)
-        return await asyncio.to_thread(self._rewards, np.tile(theta, (episodes, 1)), epoch)
-
-    def _drawn(self, epoch: int, slices: list[slice]) -> list[float]:
+    def evaluate(self, epoch: int, slices: list[slice]) -> list[Eval]:
         assert self._strategy is not None
-        return self._rewards(np.concatenate([self._strategy.draw(self._params, part) for part in slices]), epoch)
+        candidates = np.concatenate([self._strategy.draw(self._params, part) for part in slices])
+        return Eval.from_flat(slices, self._rewards(candidates, epoch))
 
-    def _rewards(self, candidates: Array, epoch: int) -> list[float]:
-        rewards = np.asarray(self._evaluate(candidates, epoch), np.float64)
+    def test(self, epoch: int, state: bytes, episodes: int) -> Rewards:
+        theta = states.unpack(state)
+        return self._rewards(np.tile(theta, (episodes, 1)), epoch)
+
+    def _rewards(self, candidates: Array, epoch: int) -> Rewards:
+        rewards = real_rewards(self._evaluate(candidates, epoch))
         if rewards.shape != (len(candidates),):
             raise ValueError(f"evaluate was called with {len(candidates)} candidates and returned rewards of shape {rewards.shape}; return one for each")
-        flat: list[float] = rewards.tolist()
-        return flat
+        return rewards
 
-    async def call_stop(self, cancel: bool) -> None: ...
+    def stop(self, cancel: bool) -> None: ...

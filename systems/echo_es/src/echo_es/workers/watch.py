@@ -1,4 +1,4 @@
-"""Hears from the server when a worker's task is in vain, on a thread of its own, and tells whoever evaluates."""
+"""Asks the server on a thread of its own whether a worker's task was cancelled, and tells the evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from echo_core import Client, EchoError
+from echo_core import Client, EchoError, JobEnded
 
 from .cancelling import CURRENT
 
@@ -58,6 +58,9 @@ class Watch:
         while not self._ended.is_set():
             try:
                 answer, _ = self._client.request("es/watch", {"cancelled": self._cancelled}, timeout=_TIMEOUT)
+            except JobEnded:
+                self.end()
+                return
             except EchoError:  # the server is lost: the worker's own requests say what is wrong
                 self._ended.wait(_PAUSE)
                 continue

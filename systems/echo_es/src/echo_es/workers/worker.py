@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
 import dataclasses
-import inspect
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from echo_core.base.address import Address
 
-from .. import state as states
+from ..arguments import number, whole
 from ..observations.shared import SharedObservations
-from .cancelling import cancelled
-from .evaluation import Eval
+from .hooks import AsyncHooks, Hooks
 
 __all__ = ["Worker"]
 
@@ -33,23 +26,22 @@ class _Link(Protocol):
 class Worker(ABC, Generic[S]):
     """Evaluates individuals for a server, until it is over.
 
-    Override `initialize`, `evaluate` and `optimize`, and if you like `on_stop` and `on_state_change`. Each of them may be plain or async. A plain one
-    runs on a thread of its own, so the connection stays alive however long it takes.
+    Override `initialize`, `evaluate` and `optimize`, and if you like `on_stop`, `on_state_change` and `on_test`. Each of them may be plain or async. A plain
+    one runs on a thread of its own, so the connection stays alive however long it takes. Ctrl-C and `close` do not wait for it.
 
     Args:
         channel: the address of an `ESServer`, such as `"tcp://learner:5555"`, or a channel of grpc.aio to a server of Evochi's protocol.
-        cores: the most individuals that `evaluate` gets at once.
-        token: the shared secret of Echo, or the join token of a server of Evochi's protocol.
+        cores: the largest number of individuals that `evaluate` gets at once.
+        token: the secret that an Echo server and its workers share, or the join token of a server of Evochi's protocol.
         name: this worker's name in logs and statistics.
-        reconnect: seconds for which it tries again when the server is lost.
-        codec: "auto" never unpickles. "pickle" also opens states that clients of Evochi have pickled, which runs what their senders chose.
+        reconnect: for how many seconds it tries to connect again after the connection is lost. At the start it tries for as long, but over Echo for at least
+            5 seconds.
+        codec: "auto" never unpickles. "pickle" also opens states that clients of Evochi have pickled. That runs any code that their senders have chosen.
         state_type: the dataclass of the state, if it is not given as `Worker[S]`.
-        experiment: the name of the search, if the server has several. Only over Echo.
+        experiment: the name of the search. It is needed only if the server has several. It works only over Echo.
+        observations: the statistics to which the hooks add observations, if the server merges them. It works only over Echo.
 
-    Attributes:
-        observations: set it to `SharedObservations` if the server merges what workers see. Only over Echo.
-
-    Raises ValueError if an argument has no meaning.
+    Raises ValueError if an argument is invalid.
     """
 
     def __init__(
@@ -63,35 +55,36 @@ class Worker(ABC, Generic[S]):
         codec: str = "auto",
         state_type: type | None = None,
         experiment: str | None = None,
+        observations: SharedObservations | None = None,
     ) -> None:
-        if cores < 1:
-            raise ValueError(f"cores: a worker evaluates at least one individual at a time, so {cores} is not possible")
+        self.cores = whole("cores", cores, 1)
+        reconnect = number("reconnect", reconnect, least=0)
         if codec not in ("auto", "pickle"):
             raise ValueError(f"codec: there is no {codec!r}; choose 'auto' or 'pickle'")
-        self.cores = cores
-        self.observations: SharedObservations | None = None
-        self._state_type = state_type or _state_type(type(self))
-        self._id: str | None = None
-        self._population = self._max_epochs = 0
-        self._has_state = False
-        self._state: Any = None
-        self._evaluating: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]] | None = None
-        self._hooks = ThreadPoolExecutor(1, thread_name_prefix="echo-es-hook")
+        state_type = state_type or _state_type(type(self))
+        tests = type(self).on_test is not Worker.on_test
+        # Python adds the class's name to these two names, so a class of yours can use all other names for itself.
+        self.__hooks: Hooks | AsyncHooks
+        self.__link: _Link
         if isinstance(channel, str | Address):
             if codec == "pickle":
                 raise ValueError("codec: nothing is pickled over an address of Echo; codec='pickle' is for channels of grpc.aio")
             from .link import EchoLink
+            from .link_thread import LinkThread
 
-            self._link: _Link = EchoLink(self, channel, token=token, name=name, reconnect=reconnect, experiment=experiment)
+            hooks = self.__hooks = Hooks(self, state_type, observations, tests)
+            self.__link = LinkThread(hooks, EchoLink(hooks, channel, token=token, name=name, reconnect=reconnect, experiment=experiment))
         else:
-            if experiment is not None:
-                raise ValueError("experiment: servers of Evochi's protocol have one search; leave it out")
+            for argument, given in (("experiment", experiment), ("observations", observations)):
+                if given is not None:
+                    raise ValueError(f"{argument}: servers of Evochi's protocol have no such thing; leave it out")
             from ..evochi.needed import require
 
             require()
             from ..evochi.client import EvochiLink
 
-            self._link = EvochiLink(self, channel, pickled=codec == "pickle", reconnect=reconnect, token=token)
+            own = self.__hooks = AsyncHooks(self, state_type, observations, tests)
+            self.__link = EvochiLink(own, channel, pickled=codec == "pickle", reconnect=reconnect, token=token)
 
     # ---- for you to write ---------------------------------------------------------------------------------------------
 
@@ -101,14 +94,20 @@ class Worker(ABC, Generic[S]):
 
     @abstractmethod
     def evaluate(self, epoch: int, slices: list[slice]) -> Any:
-        """The rewards of these individuals, as a list of `Eval`. There are at most `cores`."""
+        """The rewards of these individuals, as a list of `Eval`. There are at most `cores` individuals.
+
+        Each individual needs exactly one reward. The slices of the list may be the given ones, or divide the individuals in another way.
+        """
 
     @abstractmethod
     def optimize(self, epoch: int, rewards: list[float]) -> Any:
         """The next state, of type S, from the rewards of the whole epoch. All workers must compute the same."""
 
-    def test(self, state: S, episodes: int) -> Any:
-        """One reward for each episode, as a list, of this state without noise. Write it if the server calls `ESServer.test`. Only over Echo."""
+    def on_test(self, state: S, episodes: int) -> Any:
+        """The rewards of this state without noise, as a list with one for each episode.
+
+        Write this method if the server calls `ESServer.test`. It works only over Echo.
+        """
         raise NotImplementedError
 
     def on_stop(self, cancel: bool) -> Any:
@@ -128,121 +127,45 @@ class Worker(ABC, Generic[S]):
 
         Raises EchoError or grpc.aio.AioRpcError if the server refuses, or is not reached for `reconnect` seconds; and what a hook raises.
         """
+        if not hasattr(self, "_Worker__link"):
+            raise RuntimeError(f"{type(self).__name__}.__init__ must call super().__init__(channel, cores), which it does not")
         try:
-            await self._link.run()
+            await self.__link.run()
         finally:
-            self._hooks.shutdown(wait=False)
+            self.__hooks.end()
 
     async def close(self) -> None:
         """Leave the server. A second call does nothing over Echo, and raises RuntimeError on a channel of grpc.aio, as Evochi's client does."""
-        await self._link.close()
+        await self.__link.close()
 
     @property
     def id(self) -> str:
         """The name that the server gave. Raises RuntimeError before it is known, as the next three do."""
-        return cast("str", self._known(self._id, "id"))
+        return cast("str", _known(self.__hooks.id, "id"))
 
     @property
     def population_size(self) -> int:
         """The individuals in an epoch."""
-        self._known(self._id, "population_size")
-        return self._population
+        _known(self.__hooks.id, "population_size")
+        return self.__hooks.population
 
     @property
     def max_epochs(self) -> int:
-        """How many epochs there are; 0: no end."""
-        self._known(self._id, "max_epochs")
-        return self._max_epochs
+        """The number of epochs. 0 means that there is no limit."""
+        _known(self.__hooks.id, "max_epochs")
+        return self.__hooks.max_epochs
 
     @property
     def state(self) -> S:
         """The newest state that this worker has."""
-        self._known(True if self._has_state else None, "state")
-        return cast("S", self._state)
+        _known(True if self.__hooks.has_state else None, "state")
+        return cast("S", self.__hooks.state)
 
-    def _known(self, value: Any, what: str) -> Any:
-        if value is None:
-            raise RuntimeError(f"{what} is not known yet: the server tells it after start()")
-        return value
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody needs the result of the present evaluation any more, as `echo_es.cancelled()` says.
-
-        A plain `evaluate` that takes long asks now and then, and returns None if so. An async one is cancelled. Only over Echo.
-        """
-        return cancelled()
-
-    # ---- for the wire side --------------------------------------------------------------------------------------------
-
-    def joined(self, strategy: dict[str, Any] | None, noise: str | None) -> None:
-        """If the server optimises, `state` is what it publishes, and `optimize` is not called."""
-
-    def welcomed(self, worker: str, population: int, max_epochs: int) -> None:
-        """The server has accepted this worker."""
-        self._id, self._population, self._max_epochs = worker, population, max_epochs
-
-    def pack(self, state: Any) -> bytes:
-        """The state as bytes, without pickle."""
-        return states.pack(state)
-
-    def unpack(self, data: Any) -> Any:
-        """The state from bytes, as S."""
-        return states.unpack(data, self._state_type)
-
-    async def changed(self, state: Any) -> None:
-        """There is a new state."""
-        self._state, self._has_state = state, True
-        await self._call(self.on_state_change, state)
-
-    async def call_initialize(self) -> Any:
-        return await self._call(self.initialize)
-
-    @property
-    def tests(self) -> bool:
-        """Whether it can do tests."""
-        return type(self).test is not Worker.test
-
-    def cancel(self) -> None:
-        """Nobody needs the result of the present evaluation any more."""
-        evaluating = self._evaluating
-        if evaluating is not None:
-            loop, future = evaluating
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(future.cancel)
-
-    async def call_evaluate(self, epoch: int, slices: list[slice]) -> list[Eval]:
-        return list(await self._cancellable(self.evaluate, epoch, slices))
-
-    async def call_test(self, epoch: int, state: bytes, episodes: int) -> list[float]:
-        rewards = [float(reward) for reward in await self._cancellable(self.test, self.unpack(state), episodes)]
-        if len(rewards) != episodes:
-            raise ValueError(f"test was called for {episodes} episodes and returned {len(rewards)} rewards; return one for each")
-        return rewards
-
-    async def call_optimize(self, epoch: int, rewards: list[float]) -> Any:
-        return await self._call(self.optimize, epoch, rewards)
-
-    async def call_stop(self, cancel: bool) -> None:
-        await self._call(self.on_stop, cancel)
-
-    async def _cancellable(self, hook: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a hook that `cancel` ends if it is async. A plain one goes on until it has asked `cancelled`."""
-        if not inspect.iscoroutinefunction(hook):
-            return await self._call(hook, *arguments)
-        future = asyncio.ensure_future(hook(*arguments))
-        self._evaluating = asyncio.get_running_loop(), future
-        try:
-            return await future
-        finally:
-            self._evaluating = None
-
-    async def _call(self, hook: Callable[..., Any], *arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(hook):
-            return await hook(*arguments)
-        context = contextvars.copy_context()  # `cancelled` asks there
-        result = await asyncio.get_running_loop().run_in_executor(self._hooks, context.run, hook, *arguments)
-        return await result if inspect.isawaitable(result) else result
+def _known(value: Any, what: str) -> Any:
+    if value is None:
+        raise RuntimeError(f"{what} is not known yet: the server tells it after start()")
+    return value
 
 
 def _state_type(kind: type) -> type | None:
