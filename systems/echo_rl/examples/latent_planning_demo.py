@@ -49,7 +49,7 @@ def probe(inputs: Array, wanted: Array, others: Array) -> Array:
 
 
 def explained(predicted: Array, truth: Array) -> float:
-    """R^2 over both velocities."""
+    """R^2 over all columns."""
     return float(1 - ((predicted - truth) ** 2).sum() / ((truth - truth.mean(0)) ** 2).sum())
 
 
@@ -80,7 +80,8 @@ def draw(truth: Array, predicted: dict[str, Array], found: list[tuple[int, float
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
     for name, values in predicted.items():
-        left.scatter(truth[:, 1], values[:, 1], s=3, alpha=0.4, label=f"from the {name}: R^2 {explained(values, truth):.2f}")
+        shown = explained(values[:, [1]], truth[:, [1]])  # of the velocity that is drawn
+        left.scatter(truth[:, 1], values[:, 1], s=3, alpha=0.4, label=f"from the {name}: R^2 {shown:.2f}")
     left.set(title="a hidden number, by a linear probe", xlabel="angular velocity (scaled)", ylabel="predicted")
     left.legend(markerscale=4)
     branches, best, mean, computed, shared = zip(*found, strict=True)

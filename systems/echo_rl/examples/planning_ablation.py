@@ -15,6 +15,7 @@ Two tasks: CartPole as it is, where the last state says all, and CartPole withou
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -150,10 +151,15 @@ def main() -> None:
     interval([0.0] * options.seeds)  # refuses a wrong number of seeds before the work
     torch.set_num_threads(1)
     runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for task, velocities in TASKS.items():
-        for arm in ARMS:
-            runs.setdefault(task, {})[arm] = [train(arm, velocities, seed, options.updates) for seed in range(options.seeds)]
-            print(f"{task}, {arm}: done", flush=True)
+    planned = list(itertools.product(TASKS.items(), ARMS, range(options.seeds)))
+    begin = time.monotonic()
+    for done, ((task, velocities), arm, seed) in enumerate(planned, 1):
+        run = train(arm, velocities, seed, options.updates)
+        runs.setdefault(task, {}).setdefault(arm, []).append(run)
+        passed = time.monotonic() - begin
+        left = passed / done * (len(planned) - done)
+        what = f"{task}, {arm}, seed {seed}: episodes of {run['curve'][-1]:.0f} steps"
+        print(f"{done:3} of {len(planned)}: {what}; {passed:.0f} s, about {left:.0f} s left", flush=True)
     report(runs, options.updates)
     if options.result:
         Path(options.result).write_text(json.dumps({"window": WINDOW, "steps_per_update": STEPS * COUNT, "runs": runs}))

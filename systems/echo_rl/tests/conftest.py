@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401

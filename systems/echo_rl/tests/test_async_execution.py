@@ -81,6 +81,45 @@ def test_new_weights_number_the_tokens() -> None:
     asyncio.run(main())
 
 
+def test_a_stream_ends_beside_a_result() -> None:
+    """Each who waits is woken, also if one of them is slower than the tokens come."""
+
+    async def main() -> None:
+        async with engine() as e:
+            number = await e.submit_rollout([1, 2, 3], max_new=30)
+
+            async def slowly() -> list[int]:
+                seen = []
+                async for token in e.stream(number):
+                    seen.append(token)
+                    await asyncio.sleep(0.001)
+                return seen
+
+            streams = [asyncio.create_task(slowly()) for _ in range(3)]
+            found, again = await asyncio.gather(e.result(number), e.result(number))
+            assert found == again
+            assert [await asyncio.wait_for(s, 60) for s in streams] == [list(found.tokens)] * 3
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_gets_no_token_says_so() -> None:
+    async def main() -> None:
+        async with engine() as e:
+            number = await e.submit_rollout([1, 2, 3], max_new=3)
+            await e.result(await e.submit_rollout([4]))
+            await e.pause()
+            later = await e.submit_rollout([1, 2, 3], max_new=3)
+            with pytest.raises(TimeoutError, match=f"rollout {later} made no token for 0.1 s; stream again, or cancel it"):
+                async for _ in e.stream(later, timeout=0.1):
+                    pass
+            assert len((await e.result(number)).tokens) == 3
+        with pytest.raises(RuntimeError, match="worker is closed"):
+            await e.submit_rollout([1])
+
+    asyncio.run(main())
+
+
 def test_a_callable_is_batched_by_shape() -> None:
     shapes = []
 
@@ -93,7 +132,7 @@ def test_a_callable_is_batched_by_shape() -> None:
         numbers = [await e.submit_rollout(torch.full((size,), float(size))) for size in (3, 3, 3, 5)]
         for number, size in zip(numbers, (3, 3, 3, 5), strict=True):
             found = await e.result(number)
-            assert found.value.tolist() == [2.0 * size] * size and found.reused == 0
+            assert found.value.tolist() == [2.0 * size] * size and found.reused == 0 and found.versions == (0,)
         assert max(shape[0] for shape in shapes) <= 2
         with pytest.raises(ValueError, match="need a token model"):
             await e.submit_rollout([1.0], max_new=3)
@@ -105,12 +144,31 @@ def test_a_callable_is_batched_by_shape() -> None:
 
 def test_the_models_error_reaches_who_waits() -> None:
     def broken(states: torch.Tensor) -> torch.Tensor:
-        raise ArithmeticError("no answer")
+        if (states < 0).any():
+            raise ArithmeticError("no answer")
+        return states
 
     async def main() -> None:
         e = AsyncExecutionEngine(model=broken)
         with pytest.raises(ArithmeticError, match="no answer"):
-            await e.result(await e.submit_rollout([1.0]))
+            await e.result(await e.submit_rollout([-1.0]))
+        assert (await e.result(await e.submit_rollout([1.0]))).value.tolist() == [1.0]
+
+    asyncio.run(main())
+
+
+def test_a_modules_weights_have_a_version() -> None:
+    async def main() -> None:
+        module = torch.nn.Linear(1, 1)
+        e = AsyncExecutionEngine(model=module)
+        zeros = {name: torch.zeros_like(value) for name, value in module.state_dict().items()}
+        with pytest.raises(ValueError, match="the state does not fit the module: 'bias' and 0 others"):
+            await e.update_weights({"weight": zeros["weight"]}, 3)
+        await e.update_weights(zeros, 3)
+        found = await e.result(await e.submit_rollout([5.0]))
+        assert found.value.tolist() == [0.0] and found.versions == (3,)
+        with pytest.raises(ValueError, match="version 3 is not newer than 3"):
+            await e.update_weights(zeros, 3)
 
     asyncio.run(main())
 
@@ -128,13 +186,13 @@ def test_a_result_that_is_late_says_so() -> None:
 
 def test_the_fields_limit_the_engine() -> None:
     async def main() -> None:
-        with pytest.raises(ValueError, match="kv_tokens=8"):
-            await engine(max_cache_size=8, max_new_tokens=4).submit_rollout([1] * 5)
+        with pytest.raises(ValueError, match="the 8 tokens that kv_bytes=1024 holds"):
+            await engine(max_cache_size=8, max_new_tokens=4).submit_rollout([1] * 6)
 
     asyncio.run(main())
-    with pytest.raises(ValueError, match="timeout must be greater than 0"):
+    with pytest.raises(ValueError, match="timeout must be a finite number greater than 0"):
         ExecutionConfig(timeout=0)
-    with pytest.raises(ValueError, match="scheduler 'sjf' is unknown"):
+    with pytest.raises(ValueError, match="scheduler must be one of .*, got 'sjf'"):
         AsyncExecutionEngine(ExecutionConfig(scheduler="sjf"), Model.random(CONFIG))
 
 

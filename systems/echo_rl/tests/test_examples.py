@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -65,6 +66,19 @@ def test_planning(tmp_path: Path) -> None:
     assert "32 branches" in text and "1270 prompt tokens computed, 39370 shared" in text
 
 
+def test_the_picture_of_plans_says_how_well_what_it_shows_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    demo = importlib.import_module("latent_planning_demo")
+    truth = np.array([[0.0, 1.0], [0.0, 2.0], [30.0, 3.0]])
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    predicted = {"plan": truth * [0.0, 1.0], "state": np.array([[0.0, 2.0], [0.0, 2.0], [30.0, 2.0]])}
+    demo.draw(truth, predicted, [(1, 1.0, 1.0, 1, 0)], str(tmp_path / "plot.png"))
+    labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
+    assert labels == ["from the plan: R^2 1.00", "from the state: R^2 0.00"], "only the angular velocity is drawn"
+
+
 def test_the_ablation_trains_every_arm_on_both_tasks(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     text = run(tmp_path, "planning_ablation.py", "--seeds", "2", "--updates", "1", "--result", str(result))
@@ -76,6 +90,7 @@ def test_the_ablation_trains_every_arm_on_both_tasks(tmp_path: Path) -> None:
             assert [len(run["curve"]) for run in found] == [1, 1] and all(8 < run["curve"][0] < 100 for run in found), (task, arm)
             assert all((run["divergence_share"] > 0) == (arm == "plan + KL") for run in found)
     assert text.count("paired by seed") == 6
+    assert re.findall(r"^ *(\d+) of 16: ", text, re.M) == [str(n) for n in range(1, 17)]  # it says after each run how far it is
 
 
 def load(name: str) -> Any:

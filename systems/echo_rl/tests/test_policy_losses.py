@@ -75,10 +75,11 @@ def test_advantages_are_beside_the_group() -> None:
         GRPOConfig(scale="mean")  # type: ignore[arg-type]
 
 
-def test_the_mean_is_over_tokens_or_sequences() -> None:
+def test_the_loss_is_a_sum_or_a_mean_over_tokens_or_sequences() -> None:
     losses, mask, lengths = torch.tensor([1.0, 2.0, 3.0, 10.0, 99.0, 99.0]), torch.tensor([1, 1, 1, 1, 0, 0]), torch.tensor([3, 2, 1])
     assert float(grpo.reduce_loss(losses, mask, lengths)) == 4
     assert float(grpo.reduce_loss(losses, mask, lengths, GRPOConfig(loss="sequence"))) == 6
+    assert float(grpo.reduce_loss(losses, mask, lengths, GRPOConfig(loss="sum"))) == 16
     with pytest.raises(ValueError, match="add up to 2"):
         grpo.reduce_loss(losses, mask, torch.tensor([2]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from echo_rl.backbones import BackboneUnavailable, backbone
 from echo_rl.backbones.local import LocalBackbone
 from echo_rl.engine import Engine, Model, ModelConfig
-from echo_rl.serving import Endpoint
+from echo_rl.serving import Endpoint, EngineWorker
 
 CONFIG = ModelConfig("gpt2", vocab=260, layers=2, heads=4, width=32, inner=64, context=256)
 
@@ -59,6 +60,25 @@ def test_remote_backbones_speak_to_the_endpoint(engine: Engine) -> None:
             assert "".join(chat.stream("hi", max_tokens=5, temperature=0)) == answer[0].text
 
 
+def test_a_seed_gives_the_same_answers_here_and_over_http(engine: Engine) -> None:
+    """Each continuation has its own seed, whatever else the engine serves, and top_p leaves unlikely tokens out."""
+    options: dict[str, object] = {"n": 2, "max_tokens": 12, "top_p": 0.6, "seed": 11}
+    alone = Engine(engine.model, slots=1, room=16)
+    requests = [alone.submit(prompt, 12, top_p=0.6, seed=11 + i) for i, prompt in enumerate(([65], [65], [66], [66]))]
+    alone.run()
+    expected = [tuple(r.output) for r in requests]
+    assert len(set(expected)) == 4
+    with EngineWorker(engine) as worker, Endpoint(worker) as endpoint, LocalBackbone(worker) as local:
+        assert [c.tokens for c in local.generate(["A", "B"], **options)] == expected  # type: ignore[arg-type]
+        with backbone("vllm:echo", url=endpoint.url.removesuffix("/v1"), key=endpoint.token, processed=True) as b:
+            found = b.generate(["A", "B"], **options, logprobs=True)  # type: ignore[arg-type]
+            assert [c.tokens for c in found] == expected
+            for completion, request in zip(found, requests, strict=True):
+                assert completion.logprobs == pytest.approx(request.logprobs, abs=1e-4)
+        with pytest.raises(ValueError, match="seed must be a whole number"):
+            local.generate(["A"], seed=-1)
+
+
 def test_a_transformers_folder(tmp_path: Path) -> None:
     """``hf:`` and ``local:`` give the same tokens and log-probabilities for the same folder."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -83,12 +103,38 @@ def test_a_transformers_folder(tmp_path: Path) -> None:
             scores = hf._model(torch.tensor([list(b"abcd") + list(drawn.tokens or ())], device=hf._device)).logits[0, 3:-1]  # type: ignore[attr-defined]
         known = torch.log_softmax(scores / 0.7, -1)
         assert drawn.logprobs == pytest.approx([float(known[i, t]) for i, t in enumerate(drawn.tokens or ())], abs=1e-4)
+        # Of a very small top_p, only the likeliest token is left.
+        assert hf.generate(["abcd"], max_tokens=12, top_p=1e-6)[0].tokens == theirs[0].tokens
+        with pytest.raises(ValueError, match="takes no seed, since transformers draws from random numbers that the whole process shares"):
+            hf.generate(["abcd"], seed=1)
         pieces = hf.stream("abcd", max_tokens=64)
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
         if not torch.cuda.is_available():
             with pytest.raises(BackboneUnavailable, match="needs CUDA and bitsandbytes for 4 bits"):
                 backbone(f"hf:{tmp_path}", four_bit=True)
+
+
+@pytest.mark.parametrize("adapter", ["local", "hf"])
+def test_the_ends_of_the_models_files(adapter: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer ends at each of them, without padding after it, and a penalty of the files is reported and not applied."""
+    if adapter == "hf":
+        pytest.importorskip("transformers", reason="transformers is not installed").utils.logging.disable_progress_bar()
+    model = Model.random(CONFIG, scale=0.3)
+    model.save(tmp_path)
+    engine = Engine(model, slots=16, room=48, seed=1)
+    requests = [engine.submit([65, 66, 67], 24, temperature=0)]
+    engine.run()
+    greedy = requests[0].output
+    end = greedy[5]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, end], "repetition_penalty": 1.3}))
+    with backbone(f"{adapter}:{tmp_path}", **({"room": 48} if adapter == "local" else {"device": "cpu"})) as b:
+        found = b.generate([[65, 66, 67]], n=2, max_tokens=24, temperature=0, logprobs=True)
+    first = greedy.index(end) + 1
+    for completion in found:
+        assert (completion.tokens, completion.finish) == (tuple(greedy[:first]), "stop")
+        assert completion.logprobs == pytest.approx(requests[0].logprobs[:first], abs=1e-4)
+    assert "repetition_penalty=1.3, which is not applied" in caplog.text
 
 
 def test_a_missing_folder_is_named() -> None:

@@ -192,3 +192,122 @@ def test_unknown_names_get_a_hint() -> None:
         backbone("vlm:x")
     with pytest.raises(BackboneUnavailable, match="names no model; write local:MODEL"):
         backbone("local")
+
+
+def completion(tokens: object, logprobs: object, finish: str = "stop") -> Any:
+    return {"choices": [{"text": "x", "finish_reason": finish, "token_ids": tokens, "logprobs": {"token_logprobs": logprobs}}], "usage": {}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (completion([1, 2], [None, -0.1]), "the log-probability None"),
+        (completion([1, 2], [3.0, -0.1]), "the log-probability 3.0"),
+        (completion([1, 2], [float("nan"), -0.1]), "the log-probability nan"),
+        (completion([1, 2], [-9999.0, -0.1]), "the log-probability -9999.0"),
+        (completion([1, 2], [-0.1]), "2 tokens and 1 log-prob"),
+        (completion(None, [-0.1]), "no tokens"),
+        (completion([1.5, 2], [-0.1, -0.2]), "no whole numbers"),
+        (completion([1], [-0.1], "abort"), "finish_reason='abort'"),
+        ({"choices": [{"text": "x", "finish_reason": "stop", "token_ids": [1, 2]}]}, "no log-probabilities, although"),
+        ({"choices": []}, "gave 0 continuations of a prompt, and 1 were"),
+    ],
+)
+def test_answers_that_a_learner_must_not_take(answer: Any, words: str, peer: Peer) -> None:
+    with make("vllm", peer) as b:
+        b.api.post = lambda path, body: answer  # type: ignore[attr-defined]
+        with pytest.raises(BackboneError, match=words):
+            b.generate([[5]], max_tokens=2, logprobs=True)
+    choice = answer["choices"][0] if answer["choices"] else None
+    if choice is not None and choice["token_ids"] and choice.get("logprobs"):
+        pairs = [[p, t, None] for p, t in zip(choice["logprobs"]["token_logprobs"], choice["token_ids"], strict=False)]
+        meta = {"prompt_tokens": 1, "completion_tokens": 2, "finish_reason": {"type": choice["finish_reason"]}, "output_token_logprobs": pairs}
+        if len(pairs) == len(choice["token_ids"]):
+            with make("sglang", peer) as b:
+                b.api.post = lambda path, body: {"text": "x", "meta_info": meta}  # type: ignore[attr-defined]
+                with pytest.raises(BackboneError, match=words):
+                    b.generate([[5]], max_tokens=2, logprobs=True)
+
+
+def test_log_probabilities_before_the_temperature_are_refused(peer: Peer) -> None:
+    """A server that tells those after it is named by ``processed=True``."""
+    with make("vllm", peer) as b, pytest.raises(ValueError, match="before temperature=0.6"):
+        b.generate([[5]], temperature=0.6, logprobs=True)
+    assert not peer.calls
+    with make("vllm", peer, processed=True) as b:
+        assert b.generate([[5]], temperature=0.6, logprobs=True)[0].logprobs == (-0.1, -0.2, -0.3, -0.4)
+
+
+@pytest.mark.parametrize("token", [1.9, True, -1])
+def test_a_prompt_with_what_is_no_token_is_refused(token: Any, peer: Peer) -> None:
+    with make("vllm", peer) as b, pytest.raises(ValueError, match="which is no token"):
+        b.generate([[5, token]])
+
+
+def sent(peer: Peer, adapter: str, begin: int = 0) -> list[dict[str, Any]]:
+    """Return the options of sampling in the bodies of the calls, in the order of their seeds, since calls go out side by side."""
+    part = {"google": "generationConfig", "sglang": "sampling_params"}.get(adapter)
+    found = [body[part] if part else body for _, _, body in peer.calls[begin:]]
+    return sorted(found, key=lambda options: next((value for name, value in options.items() if name.endswith("seed")), 0))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "options", "names", "seeds"),
+    [
+        ("openai", {}, ("seed", "top_p"), [7, 9]),
+        ("openai", {"many": False}, ("seed", "top_p"), [7, 8, 9, 10]),
+        ("google", {}, ("seed", "topP"), [7, 8, 9, 10]),
+        ("vllm", {}, ("seed", "top_p"), [7, 9]),
+        ("sglang", {"deterministic": True}, ("sampling_seed", "top_p"), [7, 8, 9, 10]),
+    ],
+)
+def test_every_continuation_has_its_own_seed(adapter: str, options: dict[str, Any], names: tuple[str, str], seeds: list[int], peer: Peer) -> None:
+    """A server that makes several choices in a call counts on from the call's seed."""
+    with make(adapter, peer, **options) as b:
+        assert len(b.generate(["a", "b"], n=2, seed=7, top_p=0.5)) == 4
+        found = sent(peer, adapter)
+        assert [body[names[0]] for body in found] == seeds and {body[names[1]] for body in found} == {0.5}
+        before = len(peer.calls)
+        b.generate(["a"])
+        assert names[0] not in sent(peer, adapter, before)[0]
+
+
+def test_what_a_server_has_no_option_for_is_refused(peer: Peer) -> None:
+    with make("anthropic", peer) as b:
+        b.generate(["a"], top_p=0.5)
+        assert peer.calls.pop()[2]["top_p"] == 0.5
+        with pytest.raises(ValueError, match="anthropic:m takes no seed"):
+            b.generate(["a"], seed=1)
+    with make("google", peer) as b, pytest.raises(ValueError, match="takes seeds below 2147483648"):
+        b.generate(["a"], n=2, seed=2**31 - 1)
+    with make("sglang", peer) as b:
+        with pytest.raises(ValueError, match="follows no seed: start SGLang with --enable-deterministic-inference"):
+            b.generate(["a"], seed=1)
+        with pytest.raises(ValueError, match=r"before top_p=0\.5"):
+            b.generate(["a"], top_p=0.5, logprobs=True)
+    with make("vllm", peer) as b, pytest.raises(ValueError, match=r"before temperature=1\.0 and top_p=0\.5"):
+        b.generate(["a"], top_p=0.5, logprobs=True)
+    assert not peer.calls
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("options", "words"), [({"seed": -1}, "seed must be"), ({"seed": 1.5}, "seed must be"), ({"top_p": 0.0}, "top_p must be")])
+def test_wrong_seeds_and_top_p_are_named(adapter: str, options: dict[str, Any], words: str, peer: Peer) -> None:
+    with make(adapter, peer) as b, pytest.raises(ValueError, match=words):
+        b.generate(["a"], **options)
+    assert not peer.calls
+
+
+@pytest.mark.parametrize("adapter", ["vllm", "sglang"])
+def test_no_default_of_the_server_changes_what_is_drawn(adapter: str, peer: Peer) -> None:
+    """A penalty of the model's generation_config would make log-probabilities that no learner computes."""
+    with make(adapter, peer) as b:
+        b.generate(["a"])
+        list(b.stream("a"))
+    for options in sent(peer, adapter):
+        assert {name: options[name] for name in ("top_p", "top_k", "min_p", "repetition_penalty")} == {
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        }

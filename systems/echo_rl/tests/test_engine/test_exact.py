@@ -2,11 +2,13 @@
 
 import os
 import random
+from collections import Counter
 
 import pytest
 import torch
 
 from echo_rl.engine import Engine, Model, ModelConfig, Request
+from echo_rl.engine.pool import token_bytes
 
 MIXES = 250 if os.environ.get("ECHO_SOAK_SECONDS") else 20
 """Mixes of each kind of model; a soak run does 500 in all."""
@@ -32,6 +34,23 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
     return kept.log_softmax(-1)
 
 
+def check_blocks(engine: Engine) -> None:
+    """Compare the pool's counters with the blocks that nodes and requests have."""
+    pool, nodes, running = engine.pool, list(engine.tree.nodes()), engine.filling + engine.decoding
+    held = {block for node in nodes for block in node.blocks}
+    used = {block for node in nodes if node.locks for block in node.blocks} | {block for r in running for block in r.reserved}
+    assert (len(held), len(used), len(held | used)) == (pool.held, pool.used, pool.count - pool.free)
+    assert engine.stats()["used_bytes"] <= engine.kv_bytes
+    assert engine.tree.tokens == sum(len(n.tokens) for n in nodes) and engine.tree.count == len(nodes)
+    # What a request may write belongs to nobody else.
+    theirs = Counter(place for node in nodes for place in pool.places(node.blocks, node.start, node.end))
+    own = [pool.places(r.reserved, r.after, r.position + r.room) for r in running]
+    theirs.update(place for places in own for place in places)
+    assert all(theirs[place] == 1 for places in own for place in places)
+    for row, r in enumerate(engine.waiting.requests):
+        assert engine.waiting.column("hit")[row] == engine.tree.match(r.prompt[:-1])
+
+
 def check(request: Request, models: dict[int, Model]) -> None:
     known = {version: recomputed(models[version], request.tokens) for version in set(request.versions)}
     for i, (token, logprob, version) in enumerate(zip(request.output, request.logprobs, request.versions, strict=True)):
@@ -47,14 +66,16 @@ def test_mix_equals_recomputation(device: str, kind: str, seed: int, configs: di
     """Also with a small budget, aborts, forks and new versions between tokens. The recomputation is the CPU's, whatever the engine runs on."""
     rng = random.Random(seed)
     models = {0: Model.random(configs[kind], seed, scale=0.3)}
+    tokens = rng.choice([90, 200, 5000])
     engine = Engine(
         models[0].to(device),
         rng.choice([1, 3, 8]),
         24,
-        rng.choice([90, 200, 5000]),
+        tokens * token_bytes(models[0].config),
         rng.choice(["fcfs", "lpm", "hrrn", "bandwidth", "value"]),
         seed,
         chunk=rng.choice([3, 16, 512]),
+        block=rng.choice([1, 3, 8, 16]),
     )
     stems = [[rng.randrange(40) for _ in range(rng.randrange(1, 40))] for _ in range(3)]
     requests: list[Request] = []
@@ -73,12 +94,13 @@ def test_mix_equals_recomputation(device: str, kind: str, seed: int, configs: di
             models[version] = Model.random(configs[kind], seed + 1000 * version, scale=0.3)
             engine.update_weights(models[version], version)
         engine.step()
-        held = engine.tree.tokens + sum(r.length + r.room for r in engine.filling + engine.decoding)
-        assert held <= engine.kv_tokens
+        if event < 0.2:
+            check_blocks(engine)
     engine.run()
-    assert engine.tree.tokens == sum(len(n.tokens) for n in engine.tree.nodes())
+    check_blocks(engine)
+    assert engine.pool.used == 0
     assert not any(n.locks or n.filled < len(n.tokens) for n in engine.tree.nodes())
-    if engine.kv_tokens == 90:
+    if tokens == 90:
         assert engine.stats()["evicted_tokens"] > 0
     for request in requests:
         assert request.finish is not None

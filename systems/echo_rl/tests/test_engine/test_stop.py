@@ -100,3 +100,41 @@ def test_a_pause_keeps_requests_and_weights_may_change_meanwhile(configs: dict[s
     e.resume()
     e.run()
     assert request.versions == [0] * made + [5] * (6 - made)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("temperature", float("nan"), "temperature must"),
+        ("temperature", float("inf"), "temperature must"),
+        ("top_p", float("nan"), "top_p must"),
+        ("value", float("nan"), "value must"),
+        ("value", float("inf"), "value must"),
+        ("max_new", 0, "max_new must"),
+        ("max_new", 2.5, "max_new must"),
+        ("tokens", [1.9], "the prompt holds 1.9, which is no token"),
+        ("tokens", ["7"], "the prompt holds '7', which is no token"),
+        ("tokens", [True], "the prompt holds True, which is no token"),
+        ("stop", [300000], "the model knows 0"),
+        ("stop", "ab", "is a text"),
+        ("seed", -1, "seed must"),
+        ("seed", 1.5, "seed must"),
+        ("top", -1, "top must"),
+    ],
+)
+def test_what_is_no_number_reaches_no_step(option: str, value: object, words: str, configs: dict[str, ModelConfig]) -> None:
+    e = engine(configs)
+    with pytest.raises(ValueError, match=words):
+        e.submit(**{"tokens": [1, 2, 3], "max_new": 4, option: value})  # type: ignore[arg-type]
+    assert e.run() == []
+
+
+def test_a_fork_takes_over_what_ends_its_request(configs: dict[str, ModelConfig]) -> None:
+    seen: list[int] = []
+    e = engine(configs)
+    request = e.submit([1, 2], 4, stop=[5], top_p=0.5, watch=lambda token: bool(seen.append(token)))
+    branch = e.fork(request, 1, 4)[0]
+    assert (branch.stop, branch.top_p, branch.watch) == (request.stop, 0.5, request.watch)
+    assert e.fork(request, 1, 4, top_p=0.9)[0].top_p == 0.9
+    with pytest.raises(ValueError, match="branches must"):
+        e.fork(request, -1, 4)

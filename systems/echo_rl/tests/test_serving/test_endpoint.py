@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from echo_rl.engine import Engine
+from echo_rl.backbones.local import LocalBackbone
+from echo_rl.engine import Engine, Model
+from echo_rl.engine.batches import BatchEngine
+from echo_rl.engine.families.generation import Generation
 from echo_rl.serving import Endpoint, EngineWorker
+
+from .conftest import CONFIG
 
 TIMEOUT = 60
 
@@ -85,6 +92,10 @@ def test_cached_tokens_are_reported(endpoint: Endpoint) -> None:
         ({"prompt": "a" * 600}, 400, "the prompt has 600 tokens; the context is 512"),
         ({"stop": ["a", ""]}, 400, "stop must be a text"),
         ({"logprobs": 21}, 400, "logprobs=21 must be of type int between 0 and 20"),
+        ({"seed": -1}, 400, f"seed=-1 must be of type int between 0 and {2**63 - 1}"),
+        ({"top_k": 5}, 400, "top_k=5 is not supported here"),
+        ({"min_p": 0.1}, 400, "min_p=0.1 is not supported here"),
+        ({"repetition_penalty": 1.1}, 400, "repetition_penalty=1.1 is not supported here"),
         ({"logit_bias": {"5": 3}}, 400, "logit_bias={'5': 3} is not supported here"),
         ({"guided_regex": "a+"}, 400, "unrecognized request argument supplied: guided_regex"),
         ({"stream_options": 3}, 400, "stream_options must be an object"),
@@ -210,23 +221,6 @@ def test_too_many_requests_are_told_when_to_come_again(endpoint: Endpoint) -> No
     assert ask(endpoint, n=3)[0] == 200
 
 
-def test_too_many_connections_are_told_so(engine: Engine) -> None:
-    with Endpoint(engine, connections=1) as endpoint:
-        with raw(endpoint) as first:
-            first.sendall(f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {endpoint.token}\r\n\r\n".encode())
-            assert first.recv(100).startswith(b"HTTP/1.1 200")
-            with raw(endpoint) as second:
-                assert second.recv(100).startswith(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\n")
-
-        def served() -> bool:
-            try:
-                return call(endpoint, b"", "/v1/models", "GET")[0] == 200
-            except OSError:
-                return False
-
-        wait_for(served)
-
-
 def test_an_engine_that_fails_is_an_error_and_not_an_answer(engine: Engine) -> None:
     with Endpoint(engine) as endpoint:
         engine.model.logits = None  # type: ignore[method-assign, assignment]
@@ -262,3 +256,49 @@ def test_what_cannot_be_served_is_refused(engine: Engine) -> None:
         Endpoint(engine, host="0.0.0.0")
     with pytest.raises(ValueError, match="the token is empty"):
         Endpoint(engine, token="")
+    with EngineWorker(BatchEngine(lambda states: states, slots=2)) as worker:
+        with pytest.raises(ValueError, match="the worker steps a BatchEngine; an endpoint needs a worker of an Engine"):
+            Endpoint(worker)
+        with pytest.raises(ValueError, match="the worker steps a BatchEngine; this backbone needs a worker of an Engine"):
+            LocalBackbone(worker)
+
+
+def test_a_request_has_one_deadline(engine: Engine) -> None:
+    """A header line now and then does not prolong it, and the connection's place is free afterwards."""
+    with Endpoint(engine, connections=1, timeout=0.5) as e, socket.create_connection(e._server.server_address) as slow:
+        slow.sendall(b"GET /v1/models HTTP/1.1\r\n")
+        slow.settimeout(10)
+        sent = 0
+        while sent < 1000 and not select.select([slow], [], [], 0.05)[0]:
+            slow.sendall(b"X-A: b\r\n")
+            sent += 1
+        try:
+            assert slow.recv(1) == b""
+        except ConnectionResetError:
+            pass
+        assert sent < 1000
+
+
+def test_health_needs_no_key(endpoint: Endpoint) -> None:
+    with urllib.request.urlopen(endpoint.url.removesuffix("/v1") + "/health", timeout=30) as answer:
+        assert json.load(answer) == {"status": "ok"}
+
+
+def test_what_asks_for_nothing_is_accepted(endpoint: Endpoint) -> None:
+    """Clients of vLLM send these values, so that no default of the model's files applies."""
+    plain = ask(endpoint, seed=5)[1]["choices"]
+    for top_k in (-1, 0):
+        assert ask(endpoint, seed=5, top_k=top_k, min_p=0.0, repetition_penalty=1.0)[1]["choices"] == plain
+
+
+def test_the_models_files_limit_answers_that_name_no_limit() -> None:
+    """A limit of the call holds instead, and a short context bounds both."""
+    model = Model.random(CONFIG)
+    model.generation = Generation(most=24)
+    with Endpoint(Engine(model, slots=8, room=64, seed=3)) as endpoint:
+        said = [{"role": "user", "content": "hi"}]
+        for path, fields in (("/v1/completions", {"prompt": "abc"}), ("/v1/chat/completions", {"messages": said})):
+            for limit, made in (({}, 24), ({"max_tokens": 40}, 40)):
+                status, answer, _ = call(endpoint, {"model": "echo", **fields, **limit}, path)
+                assert status == 200 and answer["usage"]["completion_tokens"] == made
+        assert ask(endpoint, prompt="a" * 502, max_tokens=None)[1]["usage"]["completion_tokens"] == 10

@@ -37,7 +37,7 @@ def backbone(name: str, **options: Any) -> Backbone:
     Args:
         name: One of ``NAMES`` such as ``"gpt-4o"``, or an adapter and a model such as ``"hf:/models/qwen"``, ``"local:/models/gpt2"``,
             ``"openai:gpt-4.1-mini"`` or ``"vllm:qwen"``.
-        **options: Those of the adapter, for instance ``url=``, ``key=`` or ``prices=``.
+        **options: The options of the adapter, for instance ``url=``, ``key=`` or ``prices=``.
 
     Raises:
         BackboneUnavailable: If there is no such adapter, or if it lacks a library, a folder or a key; the message names what is missing.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from echo_rl.backbones.base import Completion, Prompt, Usage, conversation
+from echo_rl.backbones.base import Completion, Prompt, Usage, check_draw, conversation
 from echo_rl.backbones.remote import RemoteBackbone
 
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
 
 
 class AnthropicBackbone(RemoteBackbone):
-    """Messages. The interface has no log-probabilities and makes one answer per call. Options are those of ``RemoteBackbone``."""
+    """Messages. The interface has neither log-probabilities nor a seed, and makes one answer per call. Options are those of ``RemoteBackbone``."""
 
     def __init__(self, model: str, url: str = "https://api.anthropic.com/v1", *, variable: str = "ANTHROPIC_API_KEY", **options: Any) -> None:
         super().__init__(model, url, variable=variable, **options)
@@ -22,12 +22,27 @@ class AnthropicBackbone(RemoteBackbone):
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
     def generate(
-        self, prompts: Sequence[Prompt], n: int = 1, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = (), logprobs: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float | None = 1.0,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        *,
+        seed: int | None = None,
+        top_p: float = 1.0,
     ) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``."""
+        check_draw(seed, top_p)
+        if seed is not None:
+            raise ValueError(f"{self.name} takes no seed; Anthropic's interface has none")
         if logprobs:
             raise ValueError(f"{self.name} has no log-probabilities; Anthropic's interface does not tell them")
-        return self.together("/messages", [self._body(p, max_tokens, temperature, stop) for p in prompts for _ in range(n)], _completion)
+        # 1 is the interface's own value, and some models refuse top_p beside a temperature.
+        extra = {} if top_p == 1 else {"top_p": top_p}
+        bodies = [self._body(p, max_tokens, temperature, stop) | extra for p in prompts for _ in range(n)]
+        return self.together("/messages", bodies, _completion)
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:
         """Continue one prompt in pieces; see ``Backbone.stream``."""

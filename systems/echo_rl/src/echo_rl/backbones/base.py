@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from echo_rl.backbones.prices import Prices
+from echo_rl.checks import check, optional, real, whole
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, tokens, or a conversation of ``{"role": ..., "content": ...}``."""
@@ -22,8 +24,8 @@ class BackboneError(RuntimeError):
 
     Attributes:
         status: The HTTP status, or None if there was no answer.
-        retry_after: When the server wants to be asked again, in seconds, or None.
-        partial: What a stream had given before it broke.
+        retry_after: After how many seconds the server wants to be asked again, or None.
+        partial: The text that a stream has given before it broke.
     """
 
     def __init__(self, message: str, status: int | None = None, retry_after: float | None = None, partial: str = "") -> None:
@@ -52,7 +54,7 @@ class Completion:
         finish: ``"stop"``, ``"length"``, or the server's own word for another end.
         usage: Its share of its call: the first completion of a call carries the call's usage, and its others carry none, so that a sum counts each token once.
         tokens: All tokens that were made, if the backbone tells them.
-        logprobs: Log-probabilities, one for each token, if asked for.
+        logprobs: The log-probability of each token, if they were asked for.
         versions: The version of the weights that made each token, if known.
         cost: What the usage costs by the user's prices, in their currency, or None if no price is known.
     """
@@ -70,7 +72,7 @@ class Backbone(ABC):
     """A language model that continues prompts. Use it as a context manager, or call ``close``. Methods may be called by several threads.
 
     Attributes:
-        name: What the user called it.
+        name: The name that the user has given it.
         model: The model's id for its server, or its path.
     """
 
@@ -93,19 +95,25 @@ class Backbone(ABC):
         temperature: float | None = 1.0,
         stop: Sequence[str] = (),
         logprobs: bool = False,
+        *,
+        seed: int | None = None,
+        top_p: float = 1.0,
     ) -> list[Completion]:
         """Continue each prompt ``n`` times.
 
         Args:
             prompts: Texts, token sequences or conversations, as far as the backbone takes them.
-            n: Continuations of each prompt.
-            max_tokens: At most so many tokens are made for each.
-            temperature: Of the draw; None leaves it to the server, since some models refuse any.
-            stop: A continuation ends before the first of these strings.
+            n: How many continuations each prompt gets.
+            max_tokens: The largest number of new tokens for each prompt.
+            temperature: The temperature of the draw. None leaves it to the server, because some models refuse this option.
+            stop: Strings that end a continuation. It ends before the first of them.
             logprobs: Whether to ask for log-probabilities.
+            seed: The seed of the first continuation. Each further one, in the order of the result, has the seed of the one before plus 1. None draws anew at
+                each call.
+            top_p: Tokens are drawn from the likeliest ones whose probabilities sum to at least this, greater than 0 and at most 1.
 
         Returns:
-            ``len(prompts) * n`` completions; those of one prompt come side by side.
+            ``len(prompts) * n`` completions. Those of one prompt lie side by side.
 
         Raises:
             ValueError: For a prompt or an option that this backbone does not take.
@@ -126,12 +134,23 @@ class Backbone(ABC):
         return found if cost is None else Completion(**{**vars(found), "cost": cost})
 
 
+def check_draw(seed: int | None, top_p: float) -> None:
+    """Raise ValueError, which names the option, for a seed or a ``top_p`` that no backbone takes."""
+    check("seed", seed, optional(whole(0, 2**63 - 1)))
+    check("top_p", top_p, real(most=1, above=0))
+
+
 def tokens_of(prompt: Prompt) -> list[int] | None:
     """Return the tokens of a prompt that is a sequence of them, and None for a text or a conversation."""
     if isinstance(prompt, str) or not prompt:
         return None
-    numbers = [int(t) for t in prompt if not isinstance(t, Mapping)]
-    return numbers if len(numbers) == len(prompt) else None
+    numbers = [t for t in prompt if not isinstance(t, Mapping)]
+    if len(numbers) != len(prompt):
+        return None
+    for token in numbers:
+        if not isinstance(token, Integral) or isinstance(token, bool) or token < 0:
+            raise ValueError(f"a prompt holds {token!r}, which is no token; tokens are whole numbers of at least 0")
+    return [int(t) for t in numbers]
 
 
 def conversation(prompt: Prompt, who: str) -> list[dict[str, Any]]:

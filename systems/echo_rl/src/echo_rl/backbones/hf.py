@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from echo_rl.backbones.base import Backbone, BackboneUnavailable, Completion, Prompt, Usage, conversation, tokens_of
+from echo_core.base.installing import how_to_install
+from echo_rl.backbones.base import Backbone, BackboneUnavailable, Completion, Prompt, Usage, check_draw, conversation, tokens_of
 from echo_rl.backbones.prices import Prices
+from echo_rl.engine.families.generation import Generation
 from echo_rl.serving.chat import ChatTemplate
 from echo_rl.serving.text import TextStream, Tokenizer, tokenizer_of
 
@@ -21,12 +23,12 @@ class TransformersBackbone(Backbone):
 
     Args:
         model: The folder.
-        tokenizer: In place of the folder's ``tokenizer.json``; bytes if there is neither.
-        device: Where it runs; ``"auto"`` is CUDA if there is one.
-        four_bit: Whether the weights are kept in 4 bits, which needs CUDA and bitsandbytes; by default they are if both are there.
-        batch: So many continuations are made at once.
-        name: What errors call it.
-        prices: What tokens cost; those of the file that ECHO_RL_PRICES names unless given.
+        tokenizer: A tokenizer that replaces the folder's ``tokenizer.json``. If there is neither of them, each byte is a token.
+        device: The device on which it runs. ``"auto"`` takes CUDA if there is a CUDA device.
+        four_bit: Whether the weights are kept in 4 bits, which needs CUDA and bitsandbytes. By default this is done if both are there.
+        batch: How many continuations are made at once.
+        name: The name of the backbone in errors.
+        prices: The prices of tokens. By default they come from the file that ECHO_RL_PRICES names.
 
     Raises:
         BackboneUnavailable: If transformers, the folder, or what 4 bits need is missing.
@@ -47,7 +49,7 @@ class TransformersBackbone(Backbone):
         try:
             import transformers
         except ImportError:
-            raise BackboneUnavailable(f'{self.name} needs transformers; run: pip install "echo-rl[hf]"') from None
+            raise BackboneUnavailable(f"{self.name} needs transformers; {how_to_install('echo-rl[hf]')}") from None
         if not Path(model).is_dir():
             raise BackboneUnavailable(f"{self.name} needs a folder with a model, and {str(model)!r} is none")
         if device == "auto":
@@ -60,6 +62,10 @@ class TransformersBackbone(Backbone):
             options = {"quantization_config": transformers.BitsAndBytesConfig(load_in_4bit=True), "device_map": device}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(self.model, local_files_only=True, trust_remote_code=False, **options)
         self._model = (loaded if options else loaded.to(device)).eval()
+        self.generation = Generation.read(Path(model), self._model.config.vocab_size)
+        self.generation.report(self.name)
+        # A configuration of our own: that of the folder could bring penalties, of which the log-probabilities would not know.
+        self._model.generation_config = transformers.GenerationConfig(eos_token_id=list(self.generation.ends) or None, pad_token_id=0)
         self._device, self._batch = torch.device(device), batch
         self._criterion, self._criteria = transformers.StoppingCriteria, transformers.StoppingCriteriaList
         self.prices = prices if prices is not None else Prices.load()
@@ -67,14 +73,30 @@ class TransformersBackbone(Backbone):
         self._lock = threading.Lock()
 
     def generate(
-        self, prompts: Sequence[Prompt], n: int = 1, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = (), logprobs: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float | None = 1.0,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        *,
+        seed: int | None = None,
+        top_p: float = 1.0,
     ) -> list[Completion]:
-        """Continue each prompt; see ``Backbone.generate``. Tokens always come."""
+        """Continue each prompt; see ``Backbone.generate``. Tokens always come.
+
+        Raise ValueError for a seed: transformers draws from the random numbers that the whole process shares.
+        """
+        check_draw(seed, top_p)
+        if seed is not None:
+            raise ValueError(f"{self.name} takes no seed, since transformers draws from random numbers that the whole process shares; use local:FOLDER")
         asked = [self._tokens(p) for p in prompts for _ in range(n)]
         found: list[Completion] = []
         for i in range(0, len(asked), self._batch):
             part = asked[i : i + self._batch]
-            made = self._run(part, max_tokens, temperature, [TextStream(self._tokenizer, stop) for _ in part], logprobs)
+            texts = [TextStream(self._tokenizer, stop, self.generation.ends) for _ in part]
+            made = self._run(part, max_tokens, temperature, top_p, texts, logprobs)
             found += [Completion(**{**vars(c), "usage": c.usage if (i + j) % n == 0 else Usage(0, c.usage.made)}) for j, c in enumerate(made)]
         return [self.priced(c) for c in found]
 
@@ -82,11 +104,11 @@ class TransformersBackbone(Backbone):
         """Continue one prompt in pieces; see ``Backbone.stream``."""
         pieces: queue.Queue[str | BaseException | None] = queue.Queue()
         left = threading.Event()
-        text, tokens = _Told(self._tokenizer, stop, pieces, left), self._tokens(prompt)
+        text, tokens = _Told(self._tokenizer, stop, pieces, left, self.generation.ends), self._tokens(prompt)
 
         def make() -> None:
             try:
-                self._run([tokens], max_tokens, temperature, [text], False)
+                self._run([tokens], max_tokens, temperature, 1.0, [text], False)
                 pieces.put(None)
             except BaseException as error:
                 pieces.put(error)
@@ -107,7 +129,7 @@ class TransformersBackbone(Backbone):
         with self._lock:
             pass
 
-    def _run(self, prompts: list[list[int]], most: int, temperature: float | None, texts: list[TextStream], logprobs: bool) -> list[Completion]:
+    def _run(self, prompts: list[list[int]], most: int, temperature: float | None, top_p: float, texts: list[TextStream], logprobs: bool) -> list[Completion]:
         longest = max(map(len, prompts))
         inputs, mask = torch.zeros((len(prompts), longest), dtype=torch.long), torch.zeros((len(prompts), longest), dtype=torch.long)
         for i, prompt in enumerate(prompts):
@@ -118,10 +140,11 @@ class TransformersBackbone(Backbone):
         class Watch(self._criterion):  # type: ignore[misc, name-defined]
             def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
                 for i, token in enumerate(ids[:, -1].tolist()):
+                    # What comes after the end is padding and no token of the answer.
                     ended[i] = ended[i] or texts[i].push(token)
                 return torch.tensor(ended, device=ids.device)
 
-        draw = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature or 1.0, "top_k": 0, "top_p": 1.0}
+        draw = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature or 1.0, "top_k": 0, "top_p": top_p}
         with self._lock, torch.inference_mode():
             answer = self._model.generate(
                 inputs.to(self._device),
@@ -152,8 +175,8 @@ class TransformersBackbone(Backbone):
 class _Told(TextStream):
     """A text that tells its pieces to a queue, and ends when nobody reads any more."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], pieces: queue.Queue[Any], left: threading.Event) -> None:
-        super().__init__(tokenizer, stop)
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], pieces: queue.Queue[Any], left: threading.Event, ends: Sequence[int]) -> None:
+        super().__init__(tokenizer, stop, ends)
         self._pieces, self._left, self._told = pieces, left, 0
 
     def push(self, token: int) -> bool:

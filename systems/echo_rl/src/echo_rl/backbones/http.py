@@ -28,12 +28,12 @@ class HttpApi:
     """One server.
 
     Args:
-        url: Such as ``https://api.example.com/v1``. Plain HTTP is for this machine only if there is a key.
-        headers: Sent with every call.
+        url: The address, such as ``https://api.example.com/v1``. If there is a key, plain HTTP is allowed only to this machine.
+        headers: The headers that are sent with every call.
         secret: Whether the headers contain a key.
-        timeout: Seconds without a byte after which a call fails.
-        patience: Seconds in all that a call may wait between its attempts. A server that wants a longer pause makes the call fail.
-        attempts: Calls are made at most so often.
+        timeout: After how many seconds without a byte a call fails.
+        patience: For how many seconds a call may wait between its attempts, all of them together. If a server wants a longer pause, the call fails.
+        attempts: How many times a call is tried at most.
 
     Raises:
         ValueError: For a URL that is neither HTTP nor HTTPS, or that would send a key in the clear.

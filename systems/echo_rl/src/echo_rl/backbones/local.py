@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_rl.backbones.base import Backbone, Completion, Prompt, Usage, conversation, tokens_of
+from echo_rl.backbones.base import Backbone, Completion, Prompt, Usage, check_draw, conversation, tokens_of
 from echo_rl.backbones.prices import Prices
 from echo_rl.engine import Engine, Model
 from echo_rl.serving.chat import ChatTemplate
@@ -18,13 +18,13 @@ class LocalBackbone(Backbone):
     """An engine, or a folder with a GPT-2 or Llama-like model's ``config.json``, ``*.safetensors`` and ``tokenizer.json`` (bytes without it).
 
     Args:
-        model: The folder, an engine, or a worker that others use too and that is not closed with the backbone.
-        tokenizer: In place of the folder's.
-        template: In place of the folder's.
-        name: What errors call it.
-        prices: What tokens cost; those of the file that ECHO_RL_PRICES names unless given.
-        timeout: Seconds that ``generate`` waits for all of its answers, and ``stream`` for each token.
-        **options: Those of ``Engine``, if a folder is given.
+        model: The folder, an engine, or a worker. A worker may have other users, and the backbone does not close it.
+        tokenizer: A tokenizer that replaces the one of the folder.
+        template: A chat template that replaces the one of the folder.
+        name: The name of the backbone in errors.
+        prices: The prices of tokens. By default they come from the file that ECHO_RL_PRICES names.
+        timeout: For how many seconds ``generate`` waits for all of its answers, and ``stream`` for each token.
+        **options: The options of ``Engine``, if a folder is given.
 
     Attributes:
         worker: The engine's worker, with ``pause``, ``resume`` and ``update_weights``.
@@ -53,14 +53,29 @@ class LocalBackbone(Backbone):
             self.worker = model
         else:
             self.worker = EngineWorker(model if isinstance(model, Engine) else Engine(Model.load(model, device), **options))
+        if not isinstance(self.worker.engine, Engine):
+            raise ValueError(f"{self.name}: the worker steps a {type(self.worker.engine).__name__}; this backbone needs a worker of an Engine")
+        self.generation = self.worker.engine.model.generation
+        self.generation.report(self.name)
 
     def generate(
-        self, prompts: Sequence[Prompt], n: int = 1, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = (), logprobs: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float | None = 1.0,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        *,
+        seed: int | None = None,
+        top_p: float = 1.0,
     ) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``. Tokens, log-probabilities and versions always come."""
+        check_draw(seed, top_p)
         asked = [self._tokens(p) for p in prompts for _ in range(n)]
-        texts = [TextStream(self._tokenizer, stop) for _ in asked]
-        streams = self.worker.submit(asked, max_tokens, watches=[t.push for t in texts], temperature=1.0 if temperature is None else temperature)
+        texts = [TextStream(self._tokenizer, stop, self.generation.ends) for _ in asked]
+        options: dict[str, Any] = {"temperature": 1.0 if temperature is None else temperature, "top_p": top_p}
+        streams = self.worker.submit(asked, max_tokens, watches=[t.push for t in texts], seed=seed, **options)
         found = []
         try:
             for i, (stream, text) in enumerate(zip(streams, texts, strict=True)):
@@ -74,7 +89,7 @@ class LocalBackbone(Backbone):
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:
         """Continue one prompt in pieces; see ``Backbone.stream``."""
-        text, given = TextStream(self._tokenizer, stop), 0
+        text, given = TextStream(self._tokenizer, stop, self.generation.ends), 0
         options: dict[str, Any] = {"watches": [text.push], "temperature": 1.0 if temperature is None else temperature}
         tokens = self.worker.submit([self._tokens(prompt)], max_tokens, **options)[0].tokens(self._timeout)
         try:

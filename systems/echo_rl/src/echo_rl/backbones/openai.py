@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from echo_rl.backbones.base import Completion, Prompt, Usage, conversation
+from echo_rl.backbones.base import Completion, Prompt, Usage, check_draw, conversation
 from echo_rl.backbones.remote import RemoteBackbone
 
 
 class OpenAIBackbone(RemoteBackbone):
-    """Chat completions. It does not tell tokens, so it serves evaluation and prompting methods, not training.
+    """Chat completions. The interface does not return tokens. So it can be used for evaluation and for prompting methods, but not for training.
+
+    A seed is sent as it is; how far a server follows it is its own matter, and OpenAI promises no equal answers.
 
     Args:
-        model: Its id.
-        url: OpenAI's unless given.
+        model: The model's id.
+        url: The server's address. By default it is OpenAI's.
         limit: The field that bounds new tokens: OpenAI's newer models know only ``max_completion_tokens``, most other servers only ``max_tokens``.
-        many: Whether the server makes several choices in one call.
-        **options: Those of ``RemoteBackbone``.
+        many: Whether the server can make several choices in one call.
+        **options: The options of ``RemoteBackbone``.
     """
 
     def __init__(
@@ -34,12 +36,25 @@ class OpenAIBackbone(RemoteBackbone):
         super().__init__(model, url, variable=variable, **options)
 
     def generate(
-        self, prompts: Sequence[Prompt], n: int = 1, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = (), logprobs: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float | None = 1.0,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        *,
+        seed: int | None = None,
+        top_p: float = 1.0,
     ) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``."""
+        check_draw(seed, top_p)
         times = 1 if self._many else n
-        extra = ({"n": n} if self._many and n > 1 else {}) | ({"logprobs": True} if logprobs else {})
+        extra = ({"n": n} if self._many and n > 1 else {}) | ({"logprobs": True} if logprobs else {}) | ({} if top_p == 1 else {"top_p": top_p})
         bodies = [self._body(p, max_tokens, temperature, stop) | extra for p in prompts for _ in range(times)]
+        if seed is not None:
+            for i, body in enumerate(bodies):
+                body["seed"] = seed + i * (n // times)
         return self.together("/chat/completions", bodies, _completions)
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:

@@ -18,7 +18,7 @@ class Prices:
         table: For each model's id, ``prompt`` and ``made``, and ``cached`` if tokens from the server's cache have a price of their own.
 
     Raises:
-        ValueError: For an unknown key, a missing price, or one that is negative or no number.
+        ValueError: If a key is unknown, or if a price is missing, negative or not a number.
     """
 
     def __init__(self, table: Mapping[str, Mapping[str, float]]) -> None:

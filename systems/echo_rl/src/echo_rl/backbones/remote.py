@@ -20,11 +20,11 @@ class RemoteBackbone(Backbone):
     Args:
         model: Its id for the server.
         url: The server's address.
-        key: The key; else the variable gives it.
-        variable: The environment variable of the key; an empty one means that no key is needed.
-        name: What errors call the backbone; the model's id unless given.
-        prices: What tokens cost; those of the file that ECHO_RL_PRICES names unless given.
-        parallel: So many calls are under way at once.
+        key: The key. By default it comes from the environment variable.
+        variable: The name of the environment variable that has the key. An empty name means that no key is needed.
+        name: The name of the backbone in errors. By default it is the model's id.
+        prices: The prices of tokens. By default they come from the file that ECHO_RL_PRICES names.
+        parallel: How many calls may be under way at once.
         **limits: ``timeout``, ``patience`` and ``attempts`` of ``HttpApi``.
 
     Raises:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from random import Random
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from echo_rl.checks import check_fields, one_of, real, whole
 from echo_rl.device import resolve
 from echo_rl.engine import Engine, Model, Request
-from echo_rl.engine.scheduler import Scheduler
+from echo_rl.engine.batches import BatchEngine
+from echo_rl.engine.pool import token_bytes
+from echo_rl.engine.scheduler import POLICIES
+from echo_rl.serving.worker import EngineWorker
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,15 @@ class ExecutionConfig:
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent_rollouts", "max_cache_size", "timeout", "max_new_tokens", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
+        check_fields(
+            self,
+            max_concurrent_rollouts=whole(1),
+            max_cache_size=whole(1),
+            timeout=real(above=0),
+            max_new_tokens=whole(1),
+            scheduler=one_of(*POLICIES),
+            epsilon=real(above=0),
+        )
 
 
 class KVCacheManager:
@@ -59,6 +72,7 @@ class RolloutResult:
     """What a rollout gave.
 
     A token model fills ``tokens``, ``logprobs`` and ``versions``, one entry per new token; any other model's answer is ``value``.
+    ``versions`` of such an answer has one entry, the version that gave it.
     ``finish`` is ``"length"``, ``"stop"`` or ``"abort"``; ``queue_time`` is in seconds; ``reused`` counts the tokens of the prompt found in the cache.
     """
 
@@ -71,20 +85,18 @@ class RolloutResult:
     value: Any = None
 
 
-@dataclass(eq=False)
-class _Rollout:
-    request: Request
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    state: Tensor | None = None
-    value: Any = None
-    error: Exception | None = None
-
-
 class AsyncExecutionEngine:
-    """Run rollouts of one model beside the event loop, in a thread.
+    """Run rollouts of one model beside the event loop, in the thread of an ``EngineWorker``.
 
     ``model`` is a token model (``echo_rl.engine.Model``), whose rollouts share cached prefixes, or a callable from a batch of states to a batch of answers.
     A callable gets states of one shape stacked along a new first axis, and nothing of it is cached.
+
+    A token model's keys and values take at most ``max_cache_size`` tokens, so 10 000 by default; one line of the log says how many bytes these are.
+    The thread ends when it has nothing to do; ``close``, or the end of ``async with``, aborts what is left. Use one event loop at a time.
+
+    Raises:
+        ValueError: If there is no model, or if a field of the config is of no use to it.
+        MemoryError: If the machine has too little memory for ``max_cache_size`` tokens. Nothing is allocated then.
     """
 
     def __init__(self, config: ExecutionConfig | None = None, model: Model | Callable[[Tensor], Any] | None = None, device: str = "cpu") -> None:
@@ -92,24 +104,31 @@ class AsyncExecutionEngine:
             raise ValueError("model is missing; give a Model or a callable")
         self.config = config or ExecutionConfig()
         self.device = resolve(device)
-        self._engine: Engine | None = None
-        self._call: Callable[[Tensor], Any] | None = None
+        slots, tokens = self.config.max_concurrent_rollouts, self.config.max_cache_size
+        engine: Engine | BatchEngine
         if isinstance(model, Model):
-            model = model.to(self.device)
-            slots, room = self.config.max_concurrent_rollouts, min(model.config.context, self.config.max_cache_size)
-            self._engine = Engine(model, slots, room, self.config.max_cache_size, self.config.scheduler)
+            size = token_bytes(model.config)
+            engine = Engine(model.to(self.device), slots, None, tokens * size, self.config.scheduler, block=min(16, tokens))
+            LOG.info("keys and values of %d tokens take at most %.0f MiB (%d bytes each)", tokens, engine.pool.bytes / 2**20, size)
         else:
-            self._call = model.to(self.device) if isinstance(model, torch.nn.Module) else model
-        self.cache = KVCacheManager(self.config, self._engine)
-        self._scheduler = Scheduler(self.config.scheduler, slots=self.config.max_concurrent_rollouts)
-        self._rollouts: dict[int, _Rollout] = {}
-        self._waiting: list[_Rollout] = []
-        self._live: list[_Rollout] = []
+            engine = BatchEngine(model, slots, self.config.scheduler, self.device)
+        self._engine = engine
+        self.cache = KVCacheManager(self.config, engine if isinstance(engine, Engine) else None)
+        self._rollouts: dict[int, Request] = {}
         self._count = 0
-        self._lock = asyncio.Lock()
-        self._going = asyncio.Event()
-        self._going.set()
-        self._worker: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stepped = asyncio.Event()
+        self._worker = EngineWorker(engine, 1 << 31, after_step=self._wake)
+
+    async def __aenter__(self) -> AsyncExecutionEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Abort every rollout and end the thread. Raise TimeoutError if a step lasts longer than 30 seconds."""
+        await asyncio.to_thread(self._worker.close)
 
     async def submit_rollout(
         self, state_sequence: Sequence[int] | Tensor, priority: float = 1.0, *, max_new: int | None = None, temperature: float = 1.0, stop: Sequence[int] = ()
@@ -118,25 +137,19 @@ class AsyncExecutionEngine:
 
         Raise ValueError for tokens that the model lacks, for a rollout that could never fit, and for options of token models with another model.
         """
-        async with self._lock:
-            if self._engine is not None:
-                tokens = [int(t) for t in state_sequence]
-                request = self._engine.submit(tokens, max_new or self.config.max_new_tokens, temperature=temperature, stop=stop, value=priority)
-                rollout = _Rollout(request)
-            else:
-                if max_new is not None or temperature != 1.0 or stop:
-                    raise ValueError("max_new, temperature and stop need a token model; this engine has a callable")
-                state = torch.as_tensor(state_sequence)
-                length = len(state) if state.ndim else 1
-                request = Request(self._count, (0,) * length, 1, 1.0, 1.0, frozenset(), priority, time.monotonic(), Random(0))
-                rollout = _Rollout(request, state=state)
-                self._waiting.append(rollout)
-            number = self._count
-            self._count += 1
-            self._rollouts[number] = rollout
-            self._live.append(rollout)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.get_running_loop().create_task(self._work())
+        engine = self._engine
+        if isinstance(engine, Engine):
+            most = self.config.max_new_tokens if max_new is None else max_new
+            tokens = state_sequence.tolist() if isinstance(state_sequence, Tensor) else state_sequence
+            request = await self._ask(lambda: engine.submit(tokens, most, temperature=temperature, stop=stop, value=priority))  # type: ignore[arg-type]
+        else:
+            if max_new is not None or temperature != 1.0 or stop:
+                raise ValueError("max_new, temperature and stop need a token model; this engine has a callable")
+            state = torch.as_tensor(state_sequence)
+            request = await self._ask(lambda: engine.submit(state, priority))
+        number = self._count
+        self._count += 1
+        self._rollouts[number] = request
         return number
 
     async def result(self, request_id: int, timeout: float | None = None) -> RolloutResult:
@@ -144,122 +157,93 @@ class AsyncExecutionEngine:
 
         Raise TimeoutError if it still runs, KeyError for an unknown id, and the model's own error.
         """
-        rollout = self._find(request_id)
-        seconds = self.config.timeout if timeout is None else timeout
-        try:
-            async with asyncio.timeout(seconds):
-                while rollout.request.finish is None:
-                    await self._change(rollout)
-        except TimeoutError:
-            raise TimeoutError(f"rollout {request_id} did not end within {seconds} s; wait again, or cancel it") from None
+        request, seconds = self._find(request_id), self.config.timeout if timeout is None else timeout
+        if not await self._until(lambda: request.finish is not None, seconds):
+            raise TimeoutError(f"rollout {request_id} did not end within {seconds} s; wait again, or cancel it")
         self._rollouts.pop(request_id, None)
-        if rollout.error is not None:
-            raise rollout.error
-        r = rollout.request
-        return RolloutResult(tuple(r.output), tuple(r.logprobs), tuple(r.versions), str(r.finish), r.waited, r.cached, rollout.value)
+        self._check(request)
+        value = self._engine.answers.get(request) if isinstance(self._engine, BatchEngine) else None
+        return RolloutResult(
+            tuple(request.output), tuple(request.logprobs), tuple(request.versions), str(request.finish), request.waited, request.cached, value
+        )
 
-    async def stream(self, request_id: int) -> AsyncIterator[int]:
-        """Yield a token model's new tokens as they are made. The result can still be taken afterwards."""
-        rollout, given = self._find(request_id), 0
+    async def stream(self, request_id: int, timeout: float | None = None) -> AsyncIterator[int]:
+        """Yield a token model's new tokens as they are made. The result can be taken meanwhile, or afterwards.
+
+        Raise TimeoutError if no token comes for ``timeout`` seconds (the config's, if it is not given), KeyError for an unknown id, and the
+        model's own error. The rollout goes on.
+        """
+        request, given = self._find(request_id), 0
+        seconds = self.config.timeout if timeout is None else timeout
         while True:
-            ended = rollout.request.finish is not None
-            for token in rollout.request.output[given:]:
+            if not await self._until(lambda given=given: len(request.output) > given or request.finish is not None, seconds):  # type: ignore[misc]
+                raise TimeoutError(f"rollout {request_id} made no token for {seconds} s; stream again, or cancel it")
+            ended = request.finish is not None
+            for token in request.output[given:]:
                 given += 1
                 yield token
             if ended:
+                self._check(request)
                 return
-            await self._change(rollout)
 
     async def cancel(self, request_id: int) -> bool:
         """End a rollout between tokens; its result keeps what was made. Return False if it had ended."""
-        rollout = self._find(request_id)
-        async with self._lock:
-            if rollout.request.finish is not None:
-                return False
-            if self._engine is not None:
-                self._engine.abort(rollout.request)
-            else:
-                rollout.request.finish = "abort"
-                self._waiting.remove(rollout)
-            self._tell()
-        return True
+        request = self._find(request_id)
+        if request.finish is not None:
+            return False
+        return await self._ask(lambda: self._engine.abort(request))
 
     async def pause(self) -> None:
         """Compute nothing more until ``resume``, once the step that runs has ended. Rollouts can be submitted and cancelled meanwhile."""
-        self._going.clear()
-        async with self._lock:
-            pass
+        await self._ask(self._engine.pause)
 
     def resume(self) -> None:
         """Undo ``pause``. Every rollout goes on where it was."""
-        self._going.set()
+        self._worker.ask(self._engine.resume)
 
     async def update_weights(self, params: Model | Mapping[str, Tensor], version: int) -> None:
         """Go on with other weights between two tokens. Raise ValueError if they don't fit, or if ``version`` is not newer."""
-        async with self._lock:
-            if self._engine is None:
-                if not isinstance(self._call, torch.nn.Module) or isinstance(params, Model):
-                    raise ValueError("a plain callable has no weights that could be updated; give a Model or a torch module")
-                self._call.load_state_dict(params)
-                return
-            self._engine.update_weights(params, version)
+        await self._ask(lambda: self._engine.update_weights(params, version))  # type: ignore[arg-type]
 
-    def _find(self, number: int) -> _Rollout:
+    def _find(self, number: int) -> Request:
         if number not in self._rollouts:
             raise KeyError(f"rollout {number} is unknown, or its result was taken")
         return self._rollouts[number]
 
-    async def _change(self, rollout: _Rollout) -> None:
-        await rollout.changed.wait()
-        rollout.changed.clear()
+    def _check(self, request: Request) -> None:
+        error = self._engine.errors.get(request) if isinstance(self._engine, BatchEngine) else self._worker.error
+        if request.finish == "abort" and error is not None:
+            raise error
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._worker.ask(call)), self._worker.timeout)
+        except RuntimeError as error:
+            if self._worker.error is not None:
+                raise self._worker.error from error
+            raise
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        # Each who waits keeps the event of the step that comes; it is never cleared, so none can take another's notice away.
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    stepped = self._stepped
+                    if done():
+                        return True
+                    await stepped.wait()
+        except TimeoutError:
+            return done()
+
+    def _wake(self) -> None:
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._tell)
+        except RuntimeError:
+            pass  # This loop is closed, and nobody waits in it.
 
     def _tell(self) -> None:
-        for rollout in self._live:
-            rollout.changed.set()
-        self._live = [r for r in self._live if r.request.finish is None]
-
-    async def _work(self) -> None:
-        while self._live:
-            await self._going.wait()
-            async with self._lock:
-                if not self._going.is_set():  # it was paused while this task waited for the lock
-                    continue
-                try:
-                    await asyncio.to_thread(self._engine.step if self._engine is not None else self._batch)
-                except Exception as error:
-                    # Those who wait must learn of it; otherwise every result would only time out.
-                    for rollout in self._live:
-                        rollout.error = error
-                        if self._engine is not None:
-                            self._engine.abort(rollout.request)
-                        rollout.request.finish = "abort"
-                    self._waiting.clear()
-                self._tell()
-            await asyncio.sleep(0)
-
-    def _batch(self) -> None:
-        by_request = {r.request: r for r in self._waiting}
-        chosen: list[_Rollout] = []
-        now = time.monotonic()
-        while by_request and len(chosen) < self.config.max_concurrent_rollouts:
-            same = [r for r in by_request if not chosen or _shape(by_request[r]) == _shape(chosen[0])]
-            if not same:
-                break
-            request = self._scheduler.choose(same, now, lambda r: 0)
-            request.waited = now - request.arrived
-            self._scheduler.record(request.waited)
-            chosen.append(by_request.pop(request))
-        if not chosen:
-            return
-        assert self._call is not None
-        with torch.inference_mode():
-            answers = self._call(torch.stack([r.state for r in chosen if r.state is not None]).to(self.device))
-        for i, rollout in enumerate(chosen):
-            rollout.value = tuple(a[i] for a in answers) if isinstance(answers, tuple) else answers[i]
-            rollout.request.finish = "length"
-            self._waiting.remove(rollout)
-
-
-def _shape(rollout: _Rollout) -> torch.Size:
-    assert rollout.state is not None
-    return rollout.state.shape
+        stepped, self._stepped = self._stepped, asyncio.Event()
+        stepped.set()

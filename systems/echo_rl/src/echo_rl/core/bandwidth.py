@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from echo_rl.checks import check_fields, instance, optional, real
 from echo_rl.kernels import bandwidth_efficiency, effective_bandwidth_cost, schedule_priorities
 
 
@@ -20,8 +22,12 @@ class CalibratedCost:
 
     def __call__(self, seq_len: float, reuse_len: float = 0.0) -> float:
         """The cost, in the unit of the measurements; `reuse_len` is cut to [0, seq_len]."""
-        reused = min(max(reuse_len, 0), seq_len)
-        return self.c0 + self.c1 * (seq_len - reused) + self.c2 * (seq_len**2 - reused**2)
+        return float(self.of(np.asarray(seq_len, np.float64), np.asarray(reuse_len, np.float64)))
+
+    def of(self, seq_lens: NDArray[np.float64], reuse_lens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The costs of many sequences, element by element."""
+        reused = np.clip(reuse_lens, 0, seq_lens)
+        return self.c0 + self.c1 * (seq_lens - reused) + self.c2 * (seq_lens**2 - reused**2)
 
     @classmethod
     def fit(cls, seq_lens: Sequence[float], reuse_lens: Sequence[float], costs: Sequence[float]) -> CalibratedCost:
@@ -61,12 +67,14 @@ class BandwidthConfig:
     cost: CalibratedCost | None = None
 
     def __post_init__(self) -> None:
-        for name in ("scale", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
-        for name in ("bandwidth_weight", "queue_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(
+            self,
+            scale=real(above=0),
+            bandwidth_weight=real(0),
+            queue_weight=real(0),
+            epsilon=real(above=0),
+            cost=optional(instance(CalibratedCost)),
+        )
         if self.cost is not None and self.scale != 1.0:
             raise ValueError("scale belongs to the quadratic cost: leave it at 1 when cost is given")
 

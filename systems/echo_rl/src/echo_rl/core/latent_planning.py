@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from echo_rl.checks import check_fields, flag, real, whole
 from echo_rl.engine import Engine, Request
 
 Score = Callable[[tuple[int, ...], tuple[int, ...]], float]
@@ -26,8 +27,8 @@ class PlanningConfig:
         embedding_dim: width of a plan and of the encoder.
         state_window_size: the most states that a plan encodes.
         kl_weight: weight of the temporal divergence in `LatentPlanningOptimizer.auxiliary_loss`.
-        learning_rate: that of the encoder, see `LatentPlanningOptimizer.groups`.
-        layers, heads: of the encoder; `heads` must divide `embedding_dim`.
+        learning_rate: the learning rate of the encoder; see `LatentPlanningOptimizer.groups`.
+        layers, heads: the number of layers and of attention heads of the encoder. `heads` must divide `embedding_dim`.
         causal: whether a state sees only earlier ones. One pass then gives the plans of all prefixes of a window.
         spread_decay: decay of the running variance by which the temporal divergence is measured.
     """
@@ -42,17 +43,19 @@ class PlanningConfig:
     spread_decay: float = 0.99
 
     def __post_init__(self) -> None:
-        for name, least in (("embedding_dim", 1), ("state_window_size", 2), ("layers", 1), ("heads", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_fields(
+            self,
+            embedding_dim=whole(1),
+            state_window_size=whole(2),
+            kl_weight=real(0),
+            learning_rate=real(above=0),
+            layers=whole(1),
+            heads=whole(1),
+            causal=flag(),
+            spread_decay=real(0, below=1),
+        )
         if self.embedding_dim % self.heads:
             raise ValueError(f"heads={self.heads} does not divide embedding_dim={self.embedding_dim}")
-        if not self.kl_weight >= 0:
-            raise ValueError(f"kl_weight must be at least 0, got {self.kl_weight}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}")
-        if not 0 <= self.spread_decay < 1:
-            raise ValueError(f"spread_decay must be at least 0 and less than 1, got {self.spread_decay}")
 
 
 class TrajectoryEncoder(nn.Module):
@@ -144,7 +147,7 @@ class Plan:
 
     Attributes:
         plan: the encoding of the prefix and its best continuation, (embedding_dim,).
-        best: the continuation of the greatest score; the first one of equal scores.
+        best: the continuation with the greatest score. If several have the same score, it is the first of them.
         branches: all continuations.
         reused_tokens: how many tokens of the branches' prompts were not computed again, because the keys and values were shared.
     """
@@ -166,9 +169,9 @@ class LatentPlanningOptimizer(nn.Module):
     Args:
         state_dim: width of a state; action_dim: how many actions there are.
         config: the shape of plans.
-        engine: the engine on which `plan` imagines continuations. Nobody else may step it meanwhile.
-        score: what makes a continuation good; by default its mean log-probability.
-        embed: from tokens to states; by default the token embeddings of the engine's model, which need state_dim to be its width.
+        engine: the engine on which `plan` imagines continuations. Nobody else may step this engine while it plans.
+        score: a function that scores a continuation. By default the score is its mean log-probability.
+        embed: a function from tokens to states. By default it takes the token embeddings of the engine's model, and `state_dim` must then be the model's width.
         width: width of the policy's layers.
     """
 
@@ -231,9 +234,9 @@ class LatentPlanningOptimizer(nn.Module):
         Args:
             prefix: tokens, at least one.
             branches: how many continuations; horizon: how many tokens each has.
-            temperature: of the draws.
+            temperature: the temperature of the draws.
             seed: makes the draws repeatable.
-            timeout: seconds.
+            timeout: the longest time in seconds.
 
         Raises:
             RuntimeError: there is no engine, or it is paused.
@@ -277,11 +280,7 @@ class LatentPlanningOptimizer(nn.Module):
         return Branch(tokens, likely if self.score is None else float(self.score(prefix, tokens)), likely)
 
     def _states(self, tokens: tuple[int, ...], engine: Engine) -> Tensor:
-        if self.embed is not None:
-            states = self.embed(tokens)
-        else:
-            weights = engine.model.weights
-            states = weights["wte.weight" if "wte.weight" in weights else "embed_tokens.weight"][list(tokens)]
+        states = engine.model.embedding[list(tokens)] if self.embed is None else self.embed(tokens)
         width = self.encoder.embed.in_features
         if states.shape != (len(tokens), width):
             raise ValueError(f"the states of {len(tokens)} tokens have the shape {tuple(states.shape)}; state_dim={width} needs ({len(tokens)}, {width})")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from echo_rl.checks import check_fields, flag, one_of, optional, real, whole
 from echo_rl.core import corrections
 from echo_rl.core.gae import gae
 from echo_rl.core.grpo import k3
 from echo_rl.device import resolve
-
-Correction = Literal["none", "ppo", "tis", "decoupled"]
 
 _NEEDED = ("states", "actions", "log_probs", "rewards", "next_states", "terminated", "truncated")
 _OPTIONAL = ("reference_log_probs", "weights", "mask")
@@ -27,7 +26,7 @@ class PPOConfig:
     """Rules of an update.
 
     Attributes:
-        learning_rate: that of Adam, for all parameters whose group names no other.
+        learning_rate: the learning rate of Adam, for all parameters whose group has no learning rate of its own.
         clip_epsilon: ratios are clipped to 1 - clip_epsilon .. 1 + clip_epsilon, where the correction is "ppo" or "decoupled".
         value_loss_coef: weight of half the squared error of the values.
         entropy_coef: weight of the policy's entropy, which is maximised.
@@ -36,12 +35,12 @@ class PPOConfig:
         correction: how the loss corrects for rollouts of an older policy; `echo_rl.core.corrections` has the formulas.
         correction_cap: the greatest weight of "tis" and "decoupled".
         epochs: how often an update goes through its rollout.
-        minibatch_size: steps of one gradient step.
+        minibatch_size: how many steps of the rollout one gradient step uses.
         value_clip: the most that values move away from those at the update's start before their loss is clipped; None does not clip.
         target_kl: the update ends before the gradient step at which the estimated divergence from its start is greater; None never ends it.
-        max_grad_norm: the greatest norm of the gradient; it is scaled down to it.
+        max_grad_norm: the greatest norm of the gradient. A gradient with a greater norm is scaled down to it.
         normalize_advantages: whether advantages get mean 0 and deviation 1 in each rollout.
-        seed: decides the order of the steps; None takes a random one.
+        seed: the seed of the order of the steps. None takes a random seed.
     """
 
     learning_rate: float = 3e-4
@@ -51,7 +50,7 @@ class PPOConfig:
     kl_coef: float = 0.1
     gae_lambda: float = 0.95
     gamma: float = 0.99
-    correction: Correction = "ppo"
+    correction: corrections.Correction = "ppo"
     correction_cap: float = 2.0
     epochs: int = 4
     minibatch_size: int = 256
@@ -62,20 +61,25 @@ class PPOConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "correction_cap", "max_grad_norm", "epochs", "minibatch_size", "value_clip", "target_kl"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be greater than 0, got {value}")
-        for name in ("value_loss_coef", "entropy_coef", "kl_coef"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("gae_lambda", "gamma"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        if not 0 < self.clip_epsilon < 1:
-            raise ValueError(f"clip_epsilon must be between 0 and 1, got {self.clip_epsilon}")
-        if self.correction not in ("none", "ppo", "tis", "decoupled"):
-            raise ValueError(f"correction must be 'none', 'ppo', 'tis' or 'decoupled', got {self.correction!r}")
+        check_fields(
+            self,
+            learning_rate=real(above=0),
+            clip_epsilon=real(above=0, below=1),
+            value_loss_coef=real(0),
+            entropy_coef=real(0),
+            kl_coef=real(0),
+            gae_lambda=real(0, 1),
+            gamma=real(0, 1),
+            correction=one_of("none", "ppo", "tis", "decoupled"),
+            correction_cap=real(above=0),
+            epochs=whole(1),
+            minibatch_size=whole(1),
+            value_clip=optional(real(above=0)),
+            target_kl=optional(real(above=0)),
+            max_grad_norm=real(above=0),
+            normalize_advantages=flag(),
+            seed=optional(whole(0)),
+        )
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ class PPOMetrics:
         reference_kl: estimated divergence from the reference or the behaviour policy; `kl_coef` is its weight.
         weighted_policy_loss: mean of weight times |policy loss|, for `BandwidthEfficiencyTracker.record_learner_update`.
         clip_share, mean_correction, capped_share: see `corrections.CorrectionMetrics`.
-        gradient_norm: before it is scaled down.
-        explained_variance: of the returns by the values at the update's start; 1 is perfect, and 0 no better than their mean.
+        gradient_norm: the norm of the gradient before it is scaled down.
+        explained_variance: how much of the variance of the returns the values at the update's start explain. 1 is perfect, and 0 is not better than the mean
+            of the returns.
         steps: how many gradient steps were taken; fewer than planned if `target_kl` ended the update.
     """
 
@@ -151,11 +156,12 @@ class PPOLearner:
             rollout: arrays whose first axes are steps and, if several environments ran side by side, environments: (T, ...) or (T, N, ...).
                 `states`, `next_states` (the state a step led to, also the last one of an episode, and never the first of the next episode),
                 `actions`, `log_probs` (of the policy that acted), `rewards`, `terminated`, `truncated`; and optionally
-                `reference_log_probs`, `weights` (of replay; they multiply the loss outside of its clip) and `mask` (0: the step doesn't count).
+                `reference_log_probs`, `weights` (of replay; they multiply the loss outside of its clip) and `mask`. A step whose mask is 0 is ignored:
+                it may hold any numbers, and the step before it takes only the value of the state that it led to.
 
         Raises:
             KeyError: a needed name is missing.
-            ValueError: a name is unknown, shapes differ, or a number is not finite.
+            ValueError: a name is unknown, shapes differ, a number is not finite, a log-probability is positive, or a flag is neither 0 nor 1.
         """
         config, data = self.config, self._checked(rollout)
         batch = self._prepared(data)
@@ -194,12 +200,28 @@ class PPOLearner:
                 raise ValueError(
                     f"{name!r} has the shape {tuple(leaf.shape)}; it must begin with the shape {tuple(steps)} of 'rewards', which must not be empty"
                 )
-            if leaf.is_floating_point():
-                data[name] = leaf = leaf.float()
-                if not torch.isfinite(leaf).all():
-                    raise ValueError(f"{name!r} holds a number that is not finite")
         if data["states"].shape != data["next_states"].shape:
             raise ValueError(f"'states' has the shape {tuple(data['states'].shape)} and 'next_states' {tuple(data['next_states'].shape)}; they must be equal")
+        for name in ("terminated", "truncated", "mask"):
+            if name in data and not ((data[name] == 0) | (data[name] == 1)).all():
+                raise ValueError(f"{name!r} holds a number that is neither 0 nor 1")
+        mask = data["mask"].bool() if "mask" in data else torch.ones(steps, dtype=torch.bool, device=self.device)
+        if not mask.any():
+            raise ValueError("'mask' is 0 everywhere; no step counts")
+        data["mask"] = mask
+        for name, leaf in data.items():
+            if leaf.is_floating_point():
+                # A masked step may hold anything; zeros keep it out of sums and products.
+                leaf = leaf.float().masked_fill(~mask.view(*mask.shape, *[1] * (leaf.ndim - mask.ndim)), 0.0)
+                if not torch.isfinite(leaf).all():
+                    raise ValueError(f"{name!r} holds a number that is not finite")
+                data[name] = leaf
+        for name in ("log_probs", "reference_log_probs"):
+            if name in data and (data[name] > 1e-5).any():
+                raise ValueError(f"{name!r} holds {float(data[name].max())}; a log-probability is never positive")
+        if (data["actions"].masked_fill(~mask, 0) < 0).any():
+            raise ValueError("'actions' holds a negative number")
+        data["actions"] = data["actions"].masked_fill(~mask, 0)
         return data
 
     def _prepared(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -211,13 +233,14 @@ class PPOLearner:
             found = [self._evaluate(*parts) for parts in zip(flat["states"].split(4096), flat["actions"].split(4096), strict=True)]
             proximal, _, values = (torch.cat(parts) for parts in zip(*found, strict=True))
             following = torch.cat([self.policy(part)[1] for part in flat["next_states"].float().split(4096)])
+        # A step before a masked one takes nothing of what comes after it but the value of its own next state.
+        cut = data["truncated"].bool().clone()
+        cut[:-1] |= ~data["mask"][1:]
         rewards, before, after, terminated, truncated = (
-            leaf.cpu().numpy() for leaf in (data["rewards"], values.view(steps), following.view(steps), data["terminated"], data["truncated"])
+            leaf.cpu().numpy() for leaf in (data["rewards"], values.view(steps), following.view(steps), data["terminated"], cut)
         )
         advantages, returns = gae(rewards, before, after, terminated, truncated, self.config.gamma, self.config.gae_lambda)
-        flat["mask"] = flat["mask"].float() if "mask" in flat else torch.ones_like(values)
-        if not flat["mask"].any():
-            raise ValueError("'mask' is 0 everywhere; no step counts")
+        flat["mask"] = flat["mask"].float()
         chosen = advantages.reshape(-1)[flat["mask"].cpu().numpy() > 0]
         if self.config.normalize_advantages:
             advantages = (advantages - chosen.mean()) / (chosen.std() + 1e-8)
@@ -239,7 +262,9 @@ class PPOLearner:
     def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         config, mask = self.config, batch["mask"]
         current, entropy, values = self._evaluate(batch["states"], batch["actions"])
-        losses, metrics = self._corrected(current, batch)
+        losses, metrics = corrections.corrected(
+            config.correction, current, batch["proximal"], batch["log_probs"], batch["advantages"], mask, config.clip_epsilon, config.correction_cap
+        )
         weights = batch.get("weights", torch.ones_like(mask))
         policy_loss = _mean(weights * losses, mask)
         errors = (values - batch["returns"]) ** 2
@@ -265,16 +290,6 @@ class PPOLearner:
             "capped_share": metrics.capped_share,
         }
         return loss + auxiliary.to(loss.device), figures
-
-    def _corrected(self, current: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, corrections.CorrectionMetrics]:
-        config, behaviour, advantages, mask = self.config, batch["log_probs"], batch["advantages"], batch["mask"]
-        if config.correction == "none":
-            return corrections.none(current, advantages, mask)
-        if config.correction == "ppo":
-            return corrections.ppo(current, behaviour, advantages, mask, config.clip_epsilon)
-        if config.correction == "tis":
-            return corrections.tis(current, behaviour, advantages, mask, config.correction_cap)
-        return corrections.decoupled(current, batch["proximal"], behaviour, advantages, mask, config.clip_epsilon, config.correction_cap)
 
     def _metrics(self, sums: dict[str, float], steps: int, batch: dict[str, Tensor]) -> PPOMetrics:
         chosen = batch["mask"] > 0

@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from echo_core import CheckpointError, Server, Table
+from echo_core import CheckpointError, ReplayTable, Table
+from echo_rl.checks import check_fields, one_of, optional, real, whole
 from echo_samplers.hot_cold import HotCold
 from echo_samplers.scores import TrajectoryScore
 
@@ -28,18 +29,19 @@ class ReplayConfig:
     """Sizes and rules of a replay buffer.
 
     Attributes:
-        hot_buffer_size: the most hot items; cold_buffer_size: how many items more the buffer holds.
+        hot_buffer_size: the largest number of hot items.
+        cold_buffer_size: how many further items the buffer holds.
         hot_ratio: the share of a batch that is hot, between 0 and 1.
         age_threshold: for how many versions of the policy (see `advance`) an item stays hot; None means no limit.
-        age_unit: "versions", or "inserts": `age_threshold` then counts the items that were added since.
+        age_unit: "versions" or "inserts". With "inserts", `age_threshold` counts the items that were added after this one.
         max_replay_age: items that lag more versions behind `advance` are removed; None keeps them.
         weighting: how scores become chances in a stratum: "rank" is (rank)^-(alpha / temperature), "softmax" is exp(score / temperature),
             and "robust" is exp(clip((score - median) / deviation, -5, 5) / temperature).
         beta: exponent of the weights (N p)^-beta; with 1 the weighted mean of a batch is unbiased.
         reward_weight: weight of |reward| in the score |plan - mean plan|^2 + reward_weight * |reward|.
         plan_decay: decay of the mean plan for each batch that is added.
-        max_bytes: the most bytes of items and their bookkeeping. Larger sizes are cut in proportion, and a line in the log says so.
-        seed: seed of the draws; None takes a random one.
+        max_bytes: the largest number of bytes for the items and their bookkeeping. Sizes that need more are reduced in proportion, and the log says so.
+        seed: the seed of the draws. None takes a random seed.
     """
 
     hot_buffer_size: int = 1_000_000
@@ -58,17 +60,23 @@ class ReplayConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("hot_buffer_size", "cold_buffer_size", "max_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.weighting not in ("rank", "softmax", "robust"):
-            raise ValueError(f"weighting must be 'rank', 'softmax' or 'robust', got {self.weighting!r}")
-        if self.age_unit not in ("versions", "inserts"):
-            raise ValueError(f"age_unit must be 'versions' or 'inserts', got {self.age_unit!r}")
-        if not (np.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature must be greater than 0, got {self.temperature}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be from 0 to 1, got {self.beta}")
+        check_fields(
+            self,
+            hot_buffer_size=whole(1),
+            cold_buffer_size=whole(1),
+            hot_ratio=real(0, 1),
+            age_threshold=optional(whole(1)),
+            age_unit=one_of("versions", "inserts"),
+            max_replay_age=optional(whole(0)),
+            weighting=one_of("rank", "softmax", "robust"),
+            alpha=real(0),
+            temperature=real(above=0),
+            beta=real(0, 1),
+            reward_weight=real(0),
+            plan_decay=real(0, below=1),
+            max_bytes=whole(1),
+            seed=optional(whole(0)),
+        )
 
 
 class HotColdBuffer:
@@ -85,7 +93,7 @@ class HotColdBuffer:
         sampler |= {"alpha": config.alpha / config.temperature} if config.weighting == "rank" else {"temperature": config.temperature}
         if config.age_threshold is not None:
             sampler |= {"age_threshold": config.age_threshold, "age_unit": config.age_unit}
-        table = Table(
+        self.table: ReplayTable = Table(
             "replay",
             self.example,
             capacity=self.capacity,
@@ -95,9 +103,7 @@ class HotColdBuffer:
             beta=config.beta,
             policy_versions=True,
             max_policy_lag=config.max_replay_age,
-        )
-        self.server = Server(tables=[table], batch_size=1)
-        self.table = self.server.table()
+        ).open()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -134,7 +140,7 @@ class HotColdBuffer:
         self.table.policy_version = version
 
     def close(self) -> None:
-        self.server.close()
+        self.table.close()
 
 
 class PrioritizedReplayBuffer:
@@ -189,7 +195,7 @@ class PrioritizedReplayBuffer:
         """Writes the buffer into the folder `path`, without pickle."""
         folder, buffer = Path(path), self._filled()
         folder.mkdir(parents=True, exist_ok=True)
-        buffer.server.checkpoint(folder / "table")
+        buffer.table.checkpoint(folder / "table")
         leaves = {name: [leaf.dtype.str, leaf.shape] for name, leaf in buffer.example.items()}
         average = None if self.score.average is None else self.score.average.tolist()
         about = {"config": asdict(self.config), "leaves": leaves, "average": average}
@@ -210,7 +216,7 @@ class PrioritizedReplayBuffer:
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{file} is not a saved replay buffer: {error}") from error
         found.buffer = HotColdBuffer(example, found.config)
-        found.buffer.server.restore(Path(path) / "table")
+        found.buffer.table.restore(Path(path) / "table")
         if average is not None:
             found.score.restore({"average": np.asarray(average, np.float64)})
         return found

@@ -3,157 +3,171 @@
 The scores against every segment lie side by side, so one softmax joins them; the result is that of plain attention over the whole sequence.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from echo_rl.engine.pool import BlockPool, Extent
 from echo_rl.engine.radix import Node
 from echo_rl.engine.request import Request
-from echo_rl.engine.slab import Slab
 
-Run = tuple[Node, int, int, int]
-"""Rows ``begin .. end`` attend over the first ``length`` tokens of a node: (node, length, begin, end)."""
+WINDOW = 64
+"""Of a request's own tokens, the blocks of the last 64 to 127 are gathered, and one product serves all rows. Earlier ones are read where they lie."""
+
+
+TOGETHER = 64
+"""Chunks of at most this many tokens are padded to the longest and computed in one product."""
 
 
 class Shared:
-    """The rows' attention over nodes of the tree. ``blocks`` has, for each run of equal rows, their number and their nodes with how much of each they see.
+    """The rows' attention over extents of the pool. ``groups`` has, for each run of equal rows, their number and the extents that they see.
 
-    The scores against a node lie in the columns of its tokens' positions.
+    The scores against a token lie in the column of its position.
     """
 
-    def __init__(self, blocks: Sequence[tuple[int, list[tuple[Node, int]]]]) -> None:
-        latest: dict[tuple[Node, int], int] = {}
-        self.runs: list[Run] = []
+    def __init__(self, pool: BlockPool, groups: Sequence[tuple[int, list[Extent]]]) -> None:
+        self.pool = pool
+        latest: dict[Extent, int] = {}
+        # Rows begin .. end see an extent: (place, position, length, begin, end).
+        self.runs: list[tuple[int, int, int, int, int]] = []
         self.rows = self.width = 0
-        for count, segments in blocks:
+        for count, extents in groups:
             end = self.rows + count
-            for key in segments:
-                at = latest.get(key)
-                if at is not None and self.runs[at][3] == self.rows:
-                    self.runs[at] = (*key, self.runs[at][2], end)
+            for extent in extents:
+                at = latest.get(extent)
+                if at is not None and self.runs[at][4] == self.rows:
+                    self.runs[at] = (*extent, self.runs[at][3], end)
                 else:
-                    latest[key] = len(self.runs)
-                    self.runs.append((*key, self.rows, end))
-                self.width = max(self.width, key[0].start + key[1])
+                    latest[extent] = len(self.runs)
+                    self.runs.append((*extent, self.rows, end))
+                self.width = max(self.width, extent[1] + extent[2])
             self.rows = end
-        self.whole = all(begin == 0 and end == self.rows for _, _, begin, end in self.runs)
+        self.whole = all(begin == 0 and end == self.rows for *_, begin, end in self.runs) and sum(run[2] for run in self.runs) == self.width
 
     def score(self, layer: int, q: Tensor, scores: Tensor) -> None:
         """Fill the first ``width`` columns of ``scores`` (kv_heads, rows * group, columns) with the products of q (kv_heads, rows * group, D)."""
         if not self.whole:
             scores[:, :, : self.width] = float("-inf")
-        group = q.shape[1] // self.rows
-        for node, length, begin, end in self.runs:
-            a, b, first = begin * group, end * group, node.start
-            torch.bmm(q[:, a:b], node.k[layer, :, :length].transpose(1, 2), out=scores[:, a:b, first : first + length])
+        group, keys = q.shape[1] // self.rows, self.pool.k[layer].transpose(1, 2)
+        for place, first, length, begin, end in self.runs:
+            a, b = begin * group, end * group
+            torch.bmm(q[:, a:b], keys[:, :, place : place + length], out=scores[:, a:b, first : first + length])
 
-    def collect(self, layer: int, weights: Tensor) -> Tensor | None:
-        """Return the sums (kv_heads, rows * group, D) of the values, weighted by the columns of the nodes; None if there is no node."""
-        group, out = weights.shape[1] // self.rows, None
-        for node, length, begin, end in self.runs:
-            a, b, first = begin * group, end * group, node.start
-            part, v = weights[:, a:b, first : first + length], node.v[layer, :, :length]
-            if out is None and self.whole:
-                out = torch.bmm(part, v)
-            else:
-                if out is None:
-                    out = weights.new_zeros((*weights.shape[:2], v.shape[2]))
-                out[:, a:b].baddbmm_(part, v)
+    def collect(self, layer: int, weights: Tensor, out: Tensor) -> None:
+        """Add the values, weighted by the columns of the extents, to ``out`` (kv_heads, rows * group, D)."""
+        group, values = weights.shape[1] // self.rows, self.pool.v[layer]
+        for place, first, length, begin, end in self.runs:
+            a, b = begin * group, end * group
+            out[:, a:b].baddbmm_(weights[:, a:b, first : first + length], values[:, place : place + length])
+
+
+class Prefill:
+    """Attention of the rows of prompt chunks (node, first, last): over what stands before each chunk, and over the chunk's own earlier rows."""
+
+    def __init__(self, pool: BlockPool, chunks: Sequence[tuple[Node, int, int]]) -> None:
+        device, sizes = pool.k.device, [last - first for _, first, last in chunks]
+        self.chunks, self.rows, self.longest = chunks, sum(sizes), max(sizes)
+        self.before = Shared(pool, [(size, _above(pool, node, first)) for size, (node, first, _) in zip(sizes, chunks, strict=True)])
+        # Chunks of different sizes are padded: row i of the step is row ``place[i]`` of a table, and ``back`` leads from there to i.
+        self.place = torch.tensor([i * self.longest + j for i, size in enumerate(sizes) for j in range(size)], device=device)
+        self.back = torch.zeros(len(chunks) * self.longest, dtype=torch.int64, device=device)
+        self.back[self.place] = torch.arange(self.rows, device=device)
+        self.causal = torch.full((self.longest, self.longest), float("-inf"), device=device).triu_(1)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return (kv_heads, rows, group, D) for q of that shape and the rows' own k and v (rows, kv_heads, D)."""
+        (kv_heads, rows, group, dim), width, n = q.shape, self.before.width, len(self.chunks)
+        flat = q.reshape(kv_heads, rows * group, dim)
+        if layer == 0:  # As in a decode, one table serves all layers.
+            self.scores = torch.empty((kv_heads, rows, group, width + self.longest), device=q.device)
+        scores = self.scores
+        self.before.score(layer, flat, scores.view(kv_heads, rows * group, -1))
+        keys, values = (x.transpose(0, 1)[:, self.back].reshape(kv_heads * n, self.longest, dim) for x in (k, v))
+        queries = q[:, self.back].reshape(kv_heads * n, self.longest * group, dim)
+        fresh = torch.bmm(queries, keys.transpose(1, 2)).view(kv_heads * n, self.longest, group, self.longest).add_(self.causal[:, None])
+        scores[..., width:] = fresh.view(kv_heads, -1, group, self.longest)[:, self.place]
+        weights = torch.softmax(scores, -1, out=scores)
+        own = weights[:, :, :, width:][:, self.back].reshape(kv_heads * n, self.longest * group, self.longest)
+        out = torch.bmm(own, values).view(kv_heads, -1, group, dim)[:, self.place]
+        self.before.collect(layer, weights.view(kv_heads, rows * group, -1), out.view(kv_heads, rows * group, dim))
         return out
 
 
 class Cascade:
-    """Attention of a step: rows that decode, in the order of their slots, then the rows of prompt chunks (node, first, last).
+    """Attention of a step: rows that decode, then the rows of prompt chunks (node, first, last).
 
-    It writes each row's key and value where later steps look for them.
+    It writes each row's key and value where later steps look for them. Requests with the same prefix should come side by side, so that each
+    segment is read once.
     """
 
-    def __init__(self, slab: Slab, running: Sequence[Request], chunks: Sequence[tuple[Node, int, int]]) -> None:
-        self.slab, self.chunks, self.count = slab, chunks, len(running)
-        device = slab.k.device
+    def __init__(self, pool: BlockPool, running: Sequence[Request], chunks: Sequence[tuple[Node, int, int]]) -> None:
+        self.pool, self.count = pool, len(running)
+        device = pool.k.device
+        places: list[int] = []
         if running:
-            paths = [_segments(r) for r in running]
-            # Rows with the same nodes come side by side, so that each node is read once.
-            order = sorted(range(self.count), key=lambda i: [id(node) for node, _ in paths[i]])
-            self.decodes = Shared([(1, paths[i]) for i in order])
-            sorted_already = order == list(range(self.count)) or self.decodes.whole
-            self.order = None if sorted_already else torch.tensor(order, device=device)
-            self.inverse = None if self.order is None else self.order.argsort()
-            lengths = torch.tensor([r.length for r in running], device=device)
-            self.longest = max(r.length for r in running) + 1
-            late = torch.arange(self.longest, device=device) > lengths[:, None]
-            self.late = torch.zeros((self.count, 1, 1, self.longest), device=device).masked_fill_(late[:, None, None], float("-inf"))
-            self.places = slab.places(lengths)
-        if chunks:
-            sizes = [last - first for _, first, last in chunks]
-            self.prefills = Shared([(size, _above(node, first)) for size, (node, first, _) in zip(sizes, chunks, strict=True)])
-            # A row sees itself and the earlier rows of its own chunk.
-            owner = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(sizes)).to(device)
-            hidden = (owner[:, None] != owner).logical_or_(torch.ones(len(owner), len(owner), dtype=torch.bool, device=device).triu_(1))
-            self.causal = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+            tables, firsts, groups = [], [], []
+            for r in running:
+                # Whole windows are left where they lie, so that the extents of earlier tokens stay the same for many steps.
+                begin = max(r.begin, (r.position // WINDOW - 1) * WINDOW) if r.position - r.begin >= 2 * WINDOW else r.begin
+                skipped = begin // pool.size - r.begin // pool.size
+                groups.append((1, _segments(r) + pool.extents(r.own, r.begin, begin)))
+                tables.append(r.own[skipped : r.position // pool.size - r.begin // pool.size + 1])
+                firsts.append(begin % pool.size)
+                places.append(tables[-1][-1] * pool.size + r.position % pool.size)
+            self.decodes = Shared(pool, groups)
+            longest = max(len(table) for table in tables)
+            self.table = torch.tensor([table + table[:1] * (longest - len(table)) for table in tables], device=device)
+            column = torch.arange(longest * pool.size, device=device)
+            bounds = torch.tensor([[first, (len(t) - 1) * pool.size + r.position % pool.size] for first, t, r in zip(firsts, tables, running, strict=True)])
+            low, high = bounds.to(device).unbind(1)
+            # Neither what stands before the first own token in its block, nor what comes after the new one.
+            hidden = (column < low[:, None]) | (column > high[:, None])
+            self.hidden = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[None, :, None]
+        # Long chunks are computed one by one, and short ones together: their tokens would hardly see each other.
+        short = [c for c in chunks if c[2] - c[1] <= TOGETHER]
+        self.prefills = [Prefill(pool, group) for group in [[c] for c in chunks if c[2] - c[1] > TOGETHER] + ([short] if short else [])]
+        for prefill in self.prefills:
+            for node, first, last in prefill.chunks:
+                places += pool.places(node.blocks, node.start, node.start + last)[first:]
+        self.rows = pool.rows(places)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return (N, heads, D) for q (N, heads, D) and the rows' own k and v (N, kv_heads, D)."""
-        q, n = q * q.shape[-1] ** -0.5, self.count
-        if not self.chunks:
-            return self._decode(layer, q, k, v)
-        if not n:
-            return self._prefill(layer, q, k, v)
-        return torch.cat([self._decode(layer, q[:n], k[:n], v[:n]), self._prefill(layer, q[n:], k[n:], v[n:])])
+        self.pool.write(layer, self.rows, k, v)
+        (rows, heads, dim), kv_heads, n = q.shape, k.shape[1], self.count
+        by_head = (q * dim**-0.5).view(rows, kv_heads, heads // kv_heads, dim).transpose(0, 1)
+        parts = []
+        if n:
+            parts.append(self._decode(layer, by_head[:, :n]))
+        for prefill in self.prefills:
+            last = n + prefill.rows
+            parts.append(prefill(layer, by_head[:, n:last], k[n:last], v[n:last]))
+            n = last
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return out.transpose(0, 1).reshape(rows, heads, dim)
 
-    def _decode(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        (count, heads, dim), kv_heads, width, tree = q.shape, k.shape[1], self.decodes.width, self.decodes
-        group = heads // kv_heads
-        self.slab.write(layer, self.places, k, v)
-        keys, values = self.slab.k[layer, :count, :, : self.longest], self.slab.v[layer, :count, :, : self.longest]
-        own = torch.matmul(q.view(count, kv_heads, group, dim), keys.transpose(2, 3))
-        own += self.late
-        scores = torch.empty((kv_heads, count * group, width + self.longest), device=q.device)
-        tree.score(layer, _by_head(q if self.order is None else q[self.order], kv_heads), scores)
-        table = scores.view(kv_heads, count, group, -1)
-        table[..., width:] = (own if self.order is None else own[self.order]).transpose(0, 1)
-        weights = scores.softmax(-1)
-        mine = weights.view(kv_heads, count, group, -1)[..., width:].transpose(0, 1)
-        out = torch.matmul(mine if self.inverse is None else mine[self.inverse], values)
-        below = tree.collect(layer, weights)
-        if below is not None:
-            shared = below.view(kv_heads, count, group, dim).transpose(0, 1)
-            out = out + (shared if self.inverse is None else shared[self.inverse])
-        return out.reshape(count, heads, dim)
-
-    def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        (rows, heads, dim), kv_heads, width = q.shape, k.shape[1], self.prefills.width
-        group, at = heads // kv_heads, 0
-        for node, first, last in self.chunks:
-            node.k[layer, :, first:last] = k[at : at + last - first].transpose(0, 1)
-            node.v[layer, :, first:last] = v[at : at + last - first].transpose(0, 1)
-            at += last - first
-        queries = _by_head(q, kv_heads)
-        scores = torch.empty((kv_heads, rows * group, width + rows), device=q.device)
-        self.prefills.score(layer, queries, scores)
-        fresh = torch.bmm(queries, k.permute(1, 2, 0)).view(kv_heads, rows, group, rows)
-        torch.add(fresh, self.causal[:, None], out=scores.view(kv_heads, rows, group, -1)[..., width:])
-        weights = scores.softmax(-1)
-        out = torch.bmm(weights[:, :, width:], v.transpose(0, 1))
-        below = self.prefills.collect(layer, weights)
-        if below is not None:
-            out += below
-        return out.view(kv_heads, rows, group, dim).transpose(0, 1).reshape(rows, heads, dim)
+    def _decode(self, layer: int, q: Tensor) -> Tensor:
+        (kv_heads, rows, group, dim), width = q.shape, self.decodes.width
+        keys, values = self.pool.gather(layer, self.table)
+        if layer == 0:  # One table serves all layers of the step, and its softmax stands in the same memory.
+            self.scores = torch.empty((kv_heads, rows, group, width + keys.shape[2]), device=q.device)
+        scores = self.scores
+        self.decodes.score(layer, q.reshape(kv_heads, -1, dim), scores.view(kv_heads, rows * group, -1))
+        torch.add(torch.matmul(q, keys.transpose(2, 3)), self.hidden, out=scores[..., width:])
+        weights = torch.softmax(scores, -1, out=scores)
+        out = torch.matmul(weights[..., width:], values)
+        self.decodes.collect(layer, weights.view(kv_heads, rows * group, -1), out.view(kv_heads, rows * group, dim))
+        return out
 
 
-def _by_head(q: Tensor, kv_heads: int) -> Tensor:
-    rows, heads, dim = q.shape
-    return q.view(rows, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
-
-
-def _segments(request: Request) -> list[tuple[Node, int]]:
+def _segments(request: Request) -> list[Extent]:
     assert request.leaf is not None
-    below = len(request.prompt) + len(request.output) - 1 - request.length
-    # The request's row of the slab holds the tokens of the others.
-    return [(node, len(node.tokens)) for node in request.leaf.path() if node.start < below]
+    return [extent for node in request.leaf.path() if node.start < request.begin for extent in node.extents]
 
 
-def _above(node: Node, first: int) -> list[tuple[Node, int]]:
-    above = [(n, len(n.tokens)) for n in node.path()[:-1]]
-    return [*above, (node, first)] if first else above
+def _above(pool: BlockPool, node: Node, first: int) -> list[Extent]:
+    above = [extent for n in node.path()[:-1] for extent in n.extents]
+    return above + pool.extents(node.blocks, node.start, node.start + first)

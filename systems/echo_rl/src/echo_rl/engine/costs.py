@@ -5,8 +5,8 @@ import time
 from echo_rl.core.bandwidth import CalibratedCost
 from echo_rl.engine.forward import decode_and_prefill
 from echo_rl.engine.model import Model
+from echo_rl.engine.pool import BlockPool, token_bytes
 from echo_rl.engine.radix import RadixIndex
-from echo_rl.engine.slab import Slab
 
 UNMEASURED = CalibratedCost(c0=1e-3, c1=1e-4, c2=1e-8)
 """Seconds that a scheduler assumes while nobody has measured."""
@@ -35,14 +35,11 @@ def measure(model: Model, seconds: float = 2.0) -> CalibratedCost:
 
 
 def _prefill(model: Model, length: int, reused: int) -> float:
-    tree = RadixIndex(model.config, 0, model.device)
+    tree = RadixIndex(BlockPool(model.config, (length + 16) * token_bytes(model.config), model.device))
     if reused:
         prefix, _ = tree.insert([0] * reused)
-        prefix.k.zero_()
-        prefix.v.zero_()
         prefix.filled = reused
     node, _ = tree.insert([0] * length)
-    slab = Slab(model.config, 0, 0, model.device)
     begin = time.perf_counter()
-    decode_and_prefill(model, slab, [], [(node, 0, length - reused)]).sum().item()
+    decode_and_prefill(model, tree.pool, [], [(node, 0, length - reused)]).sum().item()
     return time.perf_counter() - begin

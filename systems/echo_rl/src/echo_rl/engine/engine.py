@@ -4,63 +4,104 @@ The tree holds every prompt but its last token; that token is fed by the request
 A prompt that another request is already computing is shared too: both wait for the same nodes.
 """
 
+from __future__ import annotations
+
 import random
 import time
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from echo_rl.checks import check, whole
 from echo_rl.core.bandwidth import CalibratedCost
+from echo_rl.engine.checks import check_options, checked_stops, checked_tokens
 from echo_rl.engine.forward import decode_and_prefill
 from echo_rl.engine.model import Model
+from echo_rl.engine.pool import BlockPool
 from echo_rl.engine.radix import Node, RadixIndex
 from echo_rl.engine.request import Request
 from echo_rl.engine.sampling import draw
 from echo_rl.engine.scheduler import Scheduler
-from echo_rl.engine.slab import Slab
+from echo_rl.engine.waiting import Waiting
 
 TAIL = 64
-"""A prompt's last tokens, if nobody shares them and they are at most this many, are copied to the slab: one product then serves every request's."""
+"""A prompt's last tokens, if nobody shares them and they are at most this many, are read with the request's own: one product serves every request's."""
 
 
 class Engine:
     """Continue token sequences with one model.
 
-    ``slots`` requests run at once, each of at most ``room`` new tokens. ``kv_tokens`` bounds the tree and the running requests' reservations together.
-    ``chunk`` prompt tokens at most are computed beside the decodes of a step. ``clock`` answers seconds.
+    A request is admitted when blocks for its whole prompt and for all of its new tokens are free, or become free by evicting prefixes that no running
+    request needs. It therefore never stops for want of memory; those that don't fit yet wait.
+
+    Args:
+        model: The model.
+        slots: How many requests run at once.
+        room: The most new tokens of a request. The model's context, if it is not given.
+        kv_bytes: The most bytes of keys and values, of the tree and the running requests together (default: 1 GiB).
+        scheduler: The policy of admission: fcfs, lpm, hrrn, bandwidth or value.
+        seed: The seed of the random numbers of requests that have no seed of their own.
+        version: The label of the weights.
+        chunk: How many prompt tokens at most are computed beside the decodes of a step.
+        block: Tokens of a block.
+        cost: The measured cost of the model, for the scheduler.
+        clock: It answers seconds.
+
+    Attributes:
+        kv_tokens: How many tokens' keys and values the budget holds.
+
+    Raises:
+        ValueError: If an option is out of range, or if ``kv_bytes`` does not hold one block.
+        MemoryError: If the machine has less memory than ``kv_bytes``. Nothing is allocated then.
     """
 
     def __init__(
         self,
         model: Model,
         slots: int = 64,
-        room: int = 1024,
-        kv_tokens: int = 1 << 18,
+        room: int | None = None,
+        kv_bytes: int = 1 << 30,
         scheduler: str = "value",
         seed: int | None = None,
         *,
         version: int = 0,
         chunk: int = 512,
+        block: int = 16,
         cost: CalibratedCost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if min(slots, room, kv_tokens, chunk) < 1:
-            raise ValueError(f"slots={slots}, room={room}, kv_tokens={kv_tokens} and chunk={chunk} must all be at least 1")
-        self.model, self.slots, self.room, self.kv_tokens, self.chunk, self.clock = model, slots, room, kv_tokens, chunk, clock
+        room = model.config.context if room is None else room
+        if min(slots, room, kv_bytes, chunk, block) < 1:
+            raise ValueError(f"slots={slots}, room={room}, kv_bytes={kv_bytes}, chunk={chunk} and block={block} must all be at least 1")
+        self.model, self.slots, self.room, self.kv_bytes, self.chunk, self.clock = model, slots, room, kv_bytes, chunk, clock
         self.scheduler = Scheduler(scheduler, cost, slots)
-        self.tree = RadixIndex(model.config, version, model.device)
-        self.slab = Slab(model.config, slots, room + TAIL, model.device)
-        self.waiting: list[Request] = []
+        self.pool = BlockPool(model.config, kv_bytes, model.device, block)
+        self.kv_tokens = self.pool.count * block
+        self.tree = RadixIndex(self.pool, version)
+        self.waiting = Waiting(self.tree)
         self.filling: list[Request] = []
         self.decoding: list[Request] = []
+        """In the order of their prompts, so that those with the same prefix stand side by side."""
         self.paused = False
+        self._again: deque[Request] = deque()  # They ran when the weights changed; they are admitted before all others.
         self._random = random.Random(seed)
-        self._count = self._asked = self._hit = self._computed = self._made = self._evicted = self._flushed = 0
+        self._count = self._asked = self._hit = self._computed = self._made = self._flushed = 0
 
     @property
     def version(self) -> int:
         """The version of the weights in use."""
         return self.tree.version
+
+    @property
+    def live(self) -> int:
+        """How many requests wait or run."""
+        return len(self.waiting) + len(self._again) + len(self.filling) + len(self.decoding)
+
+    def requests(self) -> list[Request]:
+        """Return the requests that wait or run."""
+        return [*self.waiting, *self._again, *self.filling, *self.decoding]
 
     def submit(
         self,
@@ -74,58 +115,84 @@ class Engine:
         seed: int | None = None,
         watch: Callable[[int], bool] | None = None,
         top: int = 0,
+        arrived: float | None = None,
     ) -> Request:
         """Queue a prompt.
 
         Args:
             tokens: The prompt, at least one token.
-            max_new: At most so many tokens are made.
-            temperature: Divides the scores before the draw; 0 takes the likeliest token.
+            max_new: The largest number of new tokens.
+            temperature: The scores are divided by it before the draw. 0 takes the likeliest token.
             top_p: Draw among the likeliest tokens whose probabilities reach this sum.
-            stop: Tokens, or sequences of tokens, that end the request. A sequence counts if all of it was made, and not where the prompt began it.
-            value: What the scheduler weighs against cost and waiting time.
-            seed: Of the request's own random numbers; its draws then depend on nothing else.
+            stop: Tokens, or sequences of tokens, that end the request. A sequence counts only if all of its tokens are new, so
+                not if it begins in the prompt.
+            value: The value of the request, which the scheduler compares with its cost and its waiting time.
+            seed: The seed of the request's own random numbers. Its draws then depend on nothing else.
             watch: Called with each new token, in the thread that steps; the request ends with ``"stop"`` when it returns True.
             top: How many of the likeliest tokens ``likeliest`` keeps for each draw.
+            arrived: Since when the request waits, in seconds of the engine's clock. Now, if it is not given.
 
         Returns:
             The request. Its output grows with each step.
 
         Raises:
-            ValueError: If the prompt is empty, holds a token that the model lacks, or could never fit, or if an option is out of range.
+            ValueError: If a token or a count is not a whole number, if the prompt is empty, holds a token that the model lacks, or could never fit, or if an
+                option is out of range.
         """
-        prompt, config = tuple(int(t) for t in tokens), self.model.config
+        config = self.model.config
+        check_options(max_new, temperature, top_p, value, seed, top)
+        prompt, stops = checked_tokens(tokens, config.vocab, "the prompt"), checked_stops(stop, config.vocab)
         if not prompt:
             raise ValueError("the prompt is empty; give at least one token")
-        if not 0 <= min(prompt) <= max(prompt) < config.vocab:
-            raise ValueError(f"the prompt has tokens in {min(prompt)} .. {max(prompt)}; the model knows 0 .. {config.vocab - 1}")
         if not 1 <= max_new <= self.room:
             raise ValueError(f"max_new={max_new} is not in 1 .. room={self.room}")
-        if len(prompt) + max_new > min(config.context, self.kv_tokens):
-            raise ValueError(f"{len(prompt)} prompt and {max_new} new tokens exceed context={config.context} or kv_tokens={self.kv_tokens}")
-        if temperature < 0 or not 0 < top_p <= 1:
-            raise ValueError(f"temperature={temperature} must not be negative and top_p={top_p} must be in (0, 1]")
-        stops = frozenset((int(s),) if isinstance(s, int) else tuple(int(t) for t in s) for s in stop)
-        if () in stops:
-            raise ValueError("a stop sequence is empty; give at least one token")
+        if len(prompt) + max_new > config.context or self.pool.span(0, len(prompt) - 1 + max_new) > self.pool.count:
+            raise ValueError(
+                f"{len(prompt)} prompt and {max_new} new tokens exceed context={config.context} or the {self.kv_tokens} tokens "
+                f"that kv_bytes={self.kv_bytes} holds"
+            )
         if not 0 <= top <= config.vocab:
             raise ValueError(f"top={top} is not in 0 .. {config.vocab}, the model's number of tokens")
         own = random.Random(self._random.getrandbits(64) if seed is None else seed)
-        request = Request(self._count, prompt, max_new, temperature, top_p, stops, value, self.clock(), own, watch, top)
+        since = self.clock() if arrived is None else arrived
+        request = Request(self._count, prompt, max_new, temperature, top_p, stops, value, since, own, watch, top)
         self._count += 1
-        self.waiting.append(request)
+        self.waiting.add(request)
         return request
 
     def fork(
-        self, request: Request, branches: int, max_new: int, *, temperature: float = 1.0, top_p: float = 1.0, seeds: Sequence[int] | None = None
+        self,
+        request: Request,
+        branches: int,
+        max_new: int,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> list[Request]:
-        """Continue what a request has so far in ``branches`` further ways. They share its keys and values; the request itself goes on."""
+        """Continue what a request has so far in ``branches`` further ways. They share its keys and values; the request itself goes on.
+
+        The branches take over its temperature, top_p, stop, watch, top and value, except for what is given.
+        """
+        check("branches", branches, whole(0))
         if seeds is not None and len(seeds) != branches:
             raise ValueError(f"{len(seeds)} seeds were given for {branches} branches; give one for each")
         if request in self.decoding:
             self._freeze(request)
+            self._reserve(request)
+            self._take_tail(request)
         return [
-            self.submit(request.tokens, max_new, temperature=temperature, top_p=top_p, value=request.value, seed=seeds[i] if seeds else None)
+            self.submit(
+                request.tokens,
+                max_new,
+                temperature=request.temperature if temperature is None else temperature,
+                top_p=request.top_p if top_p is None else top_p,
+                stop=request.stop,
+                watch=request.watch,
+                top=request.top,
+                value=request.value,
+                seed=seeds[i] if seeds else None,
+            )
             for i in range(branches)
         ]
 
@@ -139,7 +206,7 @@ class Engine:
         running = list(self.decoding)
         if not running and not chunks:
             return []
-        hidden = decode_and_prefill(self.model, self.slab, running, chunks)
+        hidden = decode_and_prefill(self.model, self.pool, running, chunks)
         for node, first, last in chunks:
             node.filled = last
             self._computed += last - first
@@ -150,7 +217,6 @@ class Engine:
         self._made += len(running)
         ended = []
         for request, token, logprob, best in zip(running, tokens, logprobs, likeliest, strict=True):
-            request.length += 1
             request.output.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self.version)
@@ -169,7 +235,7 @@ class Engine:
         if self.paused:
             raise RuntimeError("the engine is paused; call resume() first")
         ended: list[Request] = []
-        while self.waiting or self.filling or self.decoding:
+        while self.live:
             ended += self.step()
         return ended
 
@@ -180,9 +246,11 @@ class Engine:
         request.finish = "abort"
         if request in self.waiting:
             self.waiting.remove(request)
+        elif request in self._again:
+            self._again.remove(request)
         elif request in self.filling:
             self.filling.remove(request)
-            self._unlock(request)
+            self._let_go(request)
         else:
             self._retire(request)
         return True
@@ -210,102 +278,138 @@ class Engine:
         model = params.to(self.model.device) if isinstance(params, Model) else Model(self.model.config, params, str(self.model.device))
         if model.config != self.model.config:
             raise ValueError("the new model's config differs from the old one's; start another engine for it")
-        self._flushed += self.tree.tokens + sum(r.length for r in self.decoding)
-        self._evicted += self.tree.evicted
+        self._flushed += self.tree.tokens + sum(r.position - r.after for r in self.decoding)
+        running = sorted(self.filling + self.decoding, key=lambda r: r.number)
+        for request in running:
+            self._let_go(request)
+        self._again.extend(running)
+        self.filling, self.decoding = [], []
         self.model = model
-        self.tree = RadixIndex(model.config, version, model.device)
-        for request in self.decoding:
-            request.slot, request.length = -1, 0
-        self.filling = self.filling + self.decoding
-        self.decoding = []
-        for request in self.filling:
-            self._attach(request)
+        self.tree.clear(version)
 
     def stats(self) -> dict[str, float]:
-        """Return counters of tokens since the start, the token hit rate of admitted prompts, and bytes of keys and values in the tree."""
-        c = self.model.config
+        """Return counters of tokens since the start, the token hit rate of admitted prompts, and bytes of keys and values.
+
+        ``tree_bytes`` are those of the blocks that the tree holds, and ``used_bytes`` those of all blocks that are not free.
+        """
+        pool = self.pool
         return {
             "asked_tokens": self._asked,
             "hit_tokens": self._hit,
             "hit_rate": self._hit / self._asked if self._asked else 0.0,
             "computed_tokens": self._computed,
             "made_tokens": self._made,
-            "evicted_tokens": self._evicted + self.tree.evicted,
+            "evicted_tokens": self.tree.evicted,
             "flushed_tokens": self._flushed,
             "tree_tokens": self.tree.tokens,
-            "tree_bytes": self.tree.tokens * c.layers * c.kv_heads * c.head_dim * 8,
-            "waiting": len(self.waiting),
+            "tree_bytes": pool.held * pool.block_bytes,
+            "used_bytes": (pool.count - pool.free) * pool.block_bytes,
+            "kv_bytes": pool.bytes,
+            "waiting": len(self.waiting) + len(self._again),
             "running": len(self.filling) + len(self.decoding),
             "version": self.version,
             "mean_wait": self.scheduler.mean_wait,
         }
 
     def _admit(self) -> None:
-        while self.waiting and len(self.filling) + len(self.decoding) < self.slots:
+        while (self.waiting or self._again) and len(self.filling) + len(self.decoding) < self.slots:
             now = self.clock()
-            request = self.scheduler.choose(self.waiting, now, lambda r: self.tree.match(r.prompt[:-1]))
+            request = self._again[0] if self._again else self.scheduler.choose(self.waiting, now)
             if not self._make_room(request):
                 return
-            self.waiting.remove(request)
-            request.waited = now - request.arrived
-            self.scheduler.record(request.waited)
-            request.cached = self._attach(request)
-            self._asked += len(request.prompt) - 1
-            self._hit += request.cached
+            if self._again:
+                self._again.popleft()
+            else:
+                self.waiting.remove(request)
+                request.waited = now - request.arrived
+                self.scheduler.record(request.waited)
+                request.cached = self.tree.match(request.prompt[:-1])
+                self._asked += len(request.prompt) - 1
+                self._hit += request.cached
+            request.leaf, _ = self.tree.insert(request.tokens[:-1])
+            self.tree.lock(request.leaf, 1)
+            self._reserve(request)
             self.filling.append(request)
 
     def _make_room(self, request: Request) -> bool:
         # The prefix is locked first, so that room for a request is not made by evicting what it would reuse.
-        found = self.tree.match(request.prompt[:-1])
-        prefix, _ = self.tree.insert(request.prompt[:found])
+        tokens, pool = request.tokens[:-1], self.pool
+        found = self.tree.match(tokens)
+        prefix, _ = self.tree.insert(tokens[:found])
+        shared = bool(prefix.blocks) and pool.may_extend(prefix.blocks[-1], found)
+        short = pool.span(found, len(tokens) + request.room) - shared - pool.free
+        if short <= 0:
+            return True
         self.tree.lock(prefix, 1)
-        short = self.tree.tokens + len(request.prompt) - 1 - found + self._reserved() + request.room - self.kv_tokens
         # Nothing is evicted for a request that would not fit even then.
-        fits = short <= 0 or (short <= self.tree.free() and self.tree.evict(short) >= short)
+        fits = short <= pool.evictable and self.tree.evict(short) >= short
         self.tree.lock(prefix, -1)
+        if not fits and not self.filling and not self.decoding:
+            # Blocks of the prefix that are filled in part may be what is missing. Alone, without them, every request fits.
+            self.tree.evict(pool.count)
+            return True
         return fits
 
-    def _attach(self, request: Request) -> int:
-        request.leaf, found = self.tree.insert(request.tokens[:-1])
-        self.tree.lock(request.leaf, 1)
-        return found
+    def _reserve(self, request: Request) -> None:
+        assert request.leaf is not None
+        pool, blocks, begin = self.pool, request.leaf.blocks, request.position
+        shared = blocks[-1:] if blocks and pool.may_extend(blocks[-1], begin) else []
+        taken = pool.take(pool.span(begin, begin + request.room) - len(shared), blocks[-1] if blocks else -1)
+        request.reserved, request.after = shared + taken, begin
+        pool.use(request.reserved)
+        for block in request.reserved:
+            pool.frontier[block] = pool.size
 
-    def _unlock(self, request: Request) -> None:
+    def _let_go(self, request: Request) -> None:
+        if request.reserved:
+            self._release(request, adopted=False)
         assert request.leaf is not None
         self.tree.lock(request.leaf, -1)
         self.tree.drop_unfilled(request.leaf)
         request.leaf = None
+
+    def _freeze(self, request: Request) -> None:
+        # The tree takes the request's blocks over, except for tokens that another request has brought into it meanwhile.
+        assert request.leaf is not None
+        tokens, pool, after = request.tokens[:-1], self.pool, request.after
+        leaf, found = self.tree.insert(tokens, request.reserved, after)
+        for node in leaf.path():
+            first = node.start + node.filled
+            if first >= after and first < node.end:
+                pool.copy(pool.places(request.reserved, after, node.end)[first - after :], pool.places(node.blocks, node.start, node.end)[node.filled :])
+                node.filled = len(node.tokens)
+        self.tree.lock(leaf, 1)
+        self.tree.lock(request.leaf, -1)
+        request.leaf = leaf
+        self._release(request, adopted=found < len(tokens) and found // pool.size == after // pool.size)
+
+    def _release(self, request: Request, adopted: bool) -> None:
+        # ``adopted`` says whether a node took the first block over. If not, whoever goes on after the leaf may have the rest of it.
+        if not adopted:
+            self.pool.frontier[request.reserved[0]] = request.after % self.pool.size
+        self.pool.unuse(request.reserved)
+        request.reserved, request.own = [], []
 
     def _start_decoding(self) -> None:
         still = []
         for request in self.filling:
             assert request.leaf is not None
             if all(n.filled == len(n.tokens) for n in request.leaf.path()):
-                request.slot = len(self.decoding)
-                self.decoding.append(request)
-                self._copy_tail(request)
+                self._take_tail(request)
+                insort(self.decoding, request, key=lambda r: (r.prompt, r.number))
             else:
                 still.append(request)
         self.filling = still
 
-    def _copy_tail(self, request: Request) -> None:
+    def _take_tail(self, request: Request) -> None:
         assert request.leaf is not None
-        tail: list[Node] = []
+        own, begin = request.reserved, request.after
         for node in reversed(request.leaf.path()):
-            if node.locks > 1 or sum(len(n.tokens) for n in tail) + len(node.tokens) > TAIL:
+            inside = begin % self.pool.size > 0
+            if node.locks > 1 or request.after - node.start > TAIL or (inside and node.blocks[-1] != own[0]):
                 break
-            tail.insert(0, node)
-        total = sum(len(n.tokens) for n in tail)
-        if self.tree.tokens + self._reserved() + total > self.kv_tokens:
-            return
-        for node in tail:
-            end = request.length + len(node.tokens)
-            self.slab.k[:, request.slot, :, request.length : end] = node.k
-            self.slab.v[:, request.slot, :, request.length : end] = node.v
-            request.length = end
-
-    def _reserved(self) -> int:
-        return sum(r.length + r.room for r in self.filling + self.decoding)
+            own, begin = node.blocks + (own[1:] if inside else own), node.start
+        request.own, request.begin = own, begin
 
     def _chunks(self) -> list[tuple[Node, int, int]]:
         chunks, left, seen = [], self.chunk, set()
@@ -320,28 +424,6 @@ class Engine:
         return chunks
 
     def _retire(self, request: Request) -> None:
-        self._freeze(request)
-        self._unlock(request)
         self.decoding.remove(request)
-        if request.slot < len(self.decoding):
-            last = max(self.decoding, key=lambda r: r.slot)
-            self.slab.move(last.slot, request.slot, last.length)
-            last.slot = request.slot
-        self.decoding.sort(key=lambda r: r.slot)
-        request.slot = -1
-
-    def _freeze(self, request: Request) -> None:
-        # The tree keeps what another request computed meanwhile; only the rest is copied out of the slab.
-        assert request.leaf is not None
-        begin = len(request.tokens) - 1 - request.length
-        leaf, _ = self.tree.insert(request.tokens[:-1])
-        for node in leaf.path():
-            first = max(begin, node.start + node.filled)
-            if first == node.start + node.filled and first < node.start + len(node.tokens):
-                a, b = first - begin, node.start + len(node.tokens) - begin
-                node.k[:, :, first - node.start :] = self.slab.k[:, request.slot, :, a:b]
-                node.v[:, :, first - node.start :] = self.slab.v[:, request.slot, :, a:b]
-                node.filled = len(node.tokens)
-        self.tree.lock(leaf, 1)
-        self.tree.lock(request.leaf, -1)
-        request.leaf, request.length = leaf, 0
+        self._freeze(request)
+        self._let_go(request)

@@ -35,9 +35,13 @@ class Request:
     cached: int = 0
     waited: float = 0.0
     leaf: Node | None = None
-    slot: int = -1
-    length: int = 0
-    """How many tokens of the request lie in its row of the slab."""
+    """The node of the tree that ends the request's known tokens but the last."""
+    reserved: list[int] = field(default_factory=list)
+    """The blocks that the request may write: from the position ``after`` to that of its last possible token."""
+    after: int = 0
+    own: list[int] = field(default_factory=list)
+    """The blocks that a decode reads for this request alone, from the position ``begin`` on: ``reserved``, and nodes that nobody shares."""
+    begin: int = 0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -45,8 +49,13 @@ class Request:
         return self.prompt + tuple(self.output)
 
     @property
+    def position(self) -> int:
+        """The position of the last known token, whose keys come next."""
+        return len(self.prompt) + len(self.output) - 1
+
+    @property
     def room(self) -> int:
-        """How many tokens the request may still put into its row: the last known one and all but the last of the new ones."""
+        """How many new tokens the request may still make. As many tokens' keys are to come: the last known one's, and all but the last new one's."""
         return self.max_new - len(self.output)
 
     def stopped(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from echo_rl.core.bandwidth import CalibratedCost
 from echo_rl.engine.engine import Engine
 from echo_rl.engine.model import Model, ModelConfig
+from echo_rl.engine.pool import token_bytes
 from echo_rl.engine.request import Request
 
 MODEL = ModelConfig("gpt2", vocab=64, layers=1, heads=1, width=4, inner=4, context=4096)
@@ -58,14 +59,15 @@ def simulate(load: Sequence[Arrival], scheduler: str, *, slots: int = 8, kv_toke
     """Serve a load. A step takes c0 + c1 tokens; the scheduler is told the same cost. The first arrivals should come first."""
     cost = cost or CalibratedCost(1e-3, 5e-5, 0.0)
     now = 0.0
-    engine = Engine(Model.random(MODEL), slots, 128, kv_tokens, scheduler, seed=0, cost=cost, clock=lambda: now)
+    kv_bytes = kv_tokens * token_bytes(MODEL)
+    engine = Engine(Model.random(MODEL), slots, 128, kv_bytes, scheduler, seed=0, cost=cost, clock=lambda: now)
     waiting, ended = list(load)[::-1], dict[Request, float]()
     while waiting or len(ended) < len(load):
-        if waiting and not (engine.waiting or engine.filling or engine.decoding):
+        if waiting and not engine.live:
             now = max(now, waiting[-1].at)
         while waiting and waiting[-1].at <= now:
             arrival = waiting.pop()
-            engine.submit(arrival.prompt, arrival.new).arrived = arrival.at
+            engine.submit(arrival.prompt, arrival.new, arrived=arrival.at)
         before = engine.stats()["computed_tokens"]
         done = engine.step()
         now += cost.c0 + cost.c1 * (engine.stats()["computed_tokens"] - before)

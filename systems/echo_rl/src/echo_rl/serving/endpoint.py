@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hmac
+import io
 import ipaddress
 import json
 import math
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 
 from echo_rl.engine import Engine
 from echo_rl.serving.chat import ChatTemplate
+from echo_rl.serving.connections import Connections, Gone, RequestReader, linger
 from echo_rl.serving.protocol import ApiError, Choice, Job, parse, usage
 from echo_rl.serving.text import ByteTokenizer, TextStream, Tokenizer
 from echo_rl.serving.worker import Busy, EngineWorker
@@ -33,25 +35,30 @@ class Endpoint:
     """Serves one engine until ``close``, in threads of its own. Use it as a context manager.
 
     Args:
-        engine: An engine, which the endpoint then steps, or a worker that others use too and that is not closed with the endpoint.
-        tokenizer: For texts; bytes unless given.
+        engine: An engine, or a worker. The endpoint steps an engine itself. A worker may have other users, and the endpoint does not close it.
+        tokenizer: The tokenizer of texts. By default each byte is a token.
         model: The name that clients ask for.
-        host: An address of this machine's loopback: nothing here is encrypted.
-        port: 0 takes a free one.
-        token: What clients send as their API key; a random one unless given.
-        template: How conversations become prompts.
-        most: So many choices are served at once; further calls get 429 with retry-after. It is the worker's own if a worker is given.
-        max_body: Bytes of a request's body that are accepted.
-        connections: So many connections are held at once.
-        timeout: Seconds that a client may take to send a request, and to take a piece of the answer.
+        host: A loopback address of this machine, because the endpoint does not encrypt anything.
+        port: The port. 0 takes a free port.
+        token: The API key that clients send. By default it is random.
+        template: The template that turns conversations into prompts.
+        most: The largest number of choices that are served at once. Further calls get the status 429 with retry-after. If a worker is given, its own limit
+            holds.
+        max_body: The largest accepted body of a request, in bytes.
+        connections: The largest number of requests at the same time, each on its own connection. Further ones get the status 429 with retry-after. A
+            connection that waits for its client's next request does not count. Four times as many may be open; beyond that, the one that has been idle for
+            the longest time is closed.
+        timeout: For how many seconds a client may send one request, from its first byte to its last, stay idle between two requests, or take to receive a
+            piece of the answer.
 
     Attributes:
-        url: What clients take as their base URL, such as ``http://127.0.0.1:8000/v1``.
+        url: The base URL for clients, such as ``http://127.0.0.1:8000/v1``.
         token: The key.
         worker: The engine's worker.
 
     Raises:
-        ValueError: If the host is not of the loopback, or if the tokenizer has more tokens than the model.
+        ValueError: If the host is not of the loopback, if the worker steps something else than an ``Engine``, if ``connections`` is less than 1, or if the
+            tokenizer has more tokens than the model.
     """
 
     def __init__(
@@ -72,6 +79,9 @@ class Endpoint:
         if not (host == "localhost" or _loopback(host)):
             raise ValueError(f"host={host!r} is not of this machine's loopback; put a proxy with TLS before the endpoint to serve other machines")
         inner = engine.engine if isinstance(engine, EngineWorker) else engine
+        if not isinstance(inner, Engine):
+            raise ValueError(f"the worker steps a {type(inner).__name__}; an endpoint needs a worker of an Engine")
+        self._engine = inner
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         if self.tokenizer.vocab > inner.model.config.vocab:
             raise ValueError(f"the tokenizer has {self.tokenizer.vocab} tokens and the model only {inner.model.config.vocab}")
@@ -96,21 +106,21 @@ class Endpoint:
         """End every connection and request."""
         self._server.shutdown()
         self._thread.join()
-        self._server.end_connections()
+        self._server.connections.end()
         if self._own:
             self.worker.close()
         self._server.server_close()
 
     def job(self, body: object, chat: bool) -> Job:
         """Check what a call asks for; raise ApiError."""
-        engine = self.worker.engine
+        engine = self._engine
         context = min(engine.model.config.context, engine.kv_tokens)
-        return parse(body, chat, self.model, self.tokenizer, self.template, engine.room, context, self.worker.most)
+        return parse(body, chat, self.model, self.tokenizer, self.template, engine.room, context, self.worker.most, engine.model.generation.most)
 
     def begin(self, job: Job) -> list[Choice]:
         """Queue a job's requests; raise ApiError if the engine refuses them, or if too many live."""
         prompts = job.all_prompts()
-        texts = [TextStream(self.tokenizer, job.stop) for _ in prompts]
+        texts = [TextStream(self.tokenizer, job.stop, self._engine.model.generation.ends) for _ in prompts]
         watches = [t.push for t in texts]
         try:
             streams = self.worker.submit(prompts, job.max_new, watches=watches, seed=job.seed, temperature=job.temperature, top_p=job.top_p, top=job.top or 0)
@@ -133,56 +143,26 @@ def _loopback(host: str) -> bool:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], endpoint: Endpoint, connections: int) -> None:
-        self.endpoint = endpoint
-        self._free = threading.Semaphore(connections)
-        self._open: set[socket.socket] = set()
-        self._changed = threading.Condition()
+        self.endpoint, self.connections = endpoint, Connections(connections)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            body = json.dumps(ApiError(429, "too many connections", "rate_limit_error", code="rate_limit_exceeded").body)
-            head = ("HTTP/1.1 429 Too Many Requests", "Retry-After: 1", "Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
-            request.settimeout(1.0)
-            try:
-                request.sendall("\r\n".join((*head, "", body)).encode())
-            except OSError:
-                pass  # The client is gone or does not read; it gets no answer either way.
-            self.shutdown_request(request)
-            return
-        with self._changed:
-            self._open.add(request)
+        self.connections.opened(request)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._changed:
-                self._open.discard(request)
-                self._changed.notify_all()
-            self._free.release()
-
-    def end_connections(self, timeout: float = 30.0) -> None:
-        """Wake every thread that waits for its client, and wait for the threads' end."""
-        with self._changed:
-            for connection in self._open:
-                try:
-                    connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # It has ended meanwhile.
-            self._changed.wait_for(lambda: not self._open, timeout)
+            self.connections.closed(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle is no event worth a traceback; every other error was answered with 500."""
-
-
-class _Gone(Exception):
-    """The client closed its connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -190,18 +170,31 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "echo-rl", ""
     server: _Server
     _answering = False
+    _refused = False
 
     def setup(self) -> None:
         super().setup()
         self.connection.settimeout(self.server.endpoint.timeout)
+        self.rfile.close()
+        self._incoming = RequestReader(self.connection, self.server.endpoint.timeout)
+        self.rfile = io.BufferedReader(self._incoming)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def finish(self) -> None:
+        super().finish()
+        if self._refused:
+            linger(self.connection)
+
+    def _refuse(self) -> None:
+        """End the connection after the answer, since the rest of its request is not read."""
+        self.close_connection = self._refused = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing: what a client sends belongs in no log."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what the standard library refuses in OpenAI's form, too."""
-        self.close_connection = True
+        self._refuse()
         self._answer(code, ApiError(code, message or "the request is not HTTP").body)
 
     def do_GET(self) -> None:
@@ -211,11 +204,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve("POST")
 
     def _serve(self, method: str) -> None:
-        self._answering = False
+        self._answering = placed = False
         try:
+            if method == "GET" and self.path == "/health":
+                self._health()
+                return
+            placed = self.server.connections.take(self.connection)
+            if not placed:
+                self._refuse()
+                raise ApiError(429, "too many requests at once", "rate_limit_error", code="rate_limit_exceeded", retry_after="1")
             self._authorize()
-            self._route(method, self._body(needed=method == "POST"))
-        except _Gone:
+            body = self._body(needed=method == "POST")
+            self._incoming.complete()
+            self._route(method, body)
+        except Gone:
             self.close_connection = True
         except ApiError as error:
             self._answer(error.status, error.body, error.headers)
@@ -227,43 +229,39 @@ class _Handler(BaseHTTPRequestHandler):
             # A stream that has begun can only be cut: its client must not take it for complete.
             if not self._answering:
                 self._answer(500, ApiError(500, f"the answer failed: {error}", "server_error").body)
+        finally:
+            if placed:
+                self.server.connections.give_back(self.connection)
+
+    def _health(self) -> None:
+        """Say whether the engine can serve. A load balancer has no key, and asks when every place is taken, too."""
+        self._body(needed=False)
+        self._incoming.complete()
+        error = self.server.endpoint.worker.error
+        self._answer(200 if error is None else 503, {"status": "ok" if error is None else "failed"})
 
     def _authorize(self) -> None:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.server.endpoint.token.encode()):
-            self._discard()
+            self._refuse()
             raise ApiError(401, "incorrect API key provided", code="invalid_api_key", www_authenticate="Bearer")
 
     def _body(self, needed: bool) -> bytes:
         endpoint, length = self.server.endpoint, self.headers.get("Content-Length", "" if needed else "0")
         if self.headers.get("Transfer-Encoding") or not (length.isascii() and length.isdigit()):
-            self.close_connection = True
+            self._refuse()
             raise ApiError(411, "a body needs a Content-Length")
         if len(length) > 12 or int(length) > endpoint.max_body:
-            self._discard()
+            self._refuse()
             raise ApiError(413, f"the body has {length[:20]} bytes; at most {endpoint.max_body} are accepted")
         try:
             body = self.rfile.read(int(length))
         except TimeoutError:
-            self.close_connection = True
+            self._refuse()
             raise ApiError(408, f"the body did not arrive within {endpoint.timeout} s") from None
         if len(body) < int(length):
-            raise _Gone
+            raise Gone
         return body
-
-    def _discard(self) -> None:
-        """Throw a refused body away for a little, and end the connection: one that is closed with unread bytes is reset, and the answer may be lost."""
-        self.close_connection = True
-        length = self.headers.get("Content-Length", "0")
-        left = min(int(length), 64 << 20) if length.isascii() and length.isdigit() and len(length) <= 12 else 0
-        end = time.monotonic() + 2.0
-        self.connection.settimeout(0.5)
-        try:
-            while left > 0 and time.monotonic() < end and (piece := self.rfile.read1(min(left, 1 << 16))):
-                left -= len(piece)
-        except TimeoutError:
-            pass  # The client waits for the answer.
-        self.connection.settimeout(self.server.endpoint.timeout)
 
     def _route(self, method: str, body: bytes) -> None:
         endpoint, path = self.server.endpoint, urlsplit(self.path).path.rstrip("/")
@@ -319,7 +317,7 @@ class _Handler(BaseHTTPRequestHandler):
                 endpoint.worker.cancel(request)
 
     def _progress(self, choices: list[Choice]) -> Iterator[None]:
-        """Yield whenever tokens have come, until every choice has ended. Raise _Gone if the client leaves, and what the engine failed with."""
+        """Yield whenever tokens have come, until every choice has ended. Raise Gone if the client leaves, and what the engine failed with."""
         worker, seen = self.server.endpoint.worker, (0, 0)
 
         def state() -> tuple[int, int]:
@@ -337,14 +335,14 @@ class _Handler(BaseHTTPRequestHandler):
         if any(c.request.finish == "abort" for c in choices):
             if worker.error is not None:
                 raise worker.error
-            raise ApiError(503, "the endpoint is closing", "server_error") if not self._answering else _Gone
+            raise ApiError(503, "the endpoint is closing", "server_error") if not self._answering else Gone
 
     def _still_there(self) -> None:
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         # A client that sends its next request early is there, too.
         if poll.poll(0) and not self.connection.recv(1, socket.MSG_PEEK):
-            raise _Gone
+            raise Gone
 
     def _answer(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()

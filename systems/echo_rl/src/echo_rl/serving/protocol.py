@@ -23,6 +23,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "best_of": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
     "echo": (False,),
     "suffix": ("",),
     "tools": ([],),
@@ -44,7 +47,8 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What one call asks for. ``top`` is None if no log-probabilities are wanted, else how many of the likeliest tokens come with them."""
+    """The contents of one call. ``top`` says how many of the likeliest tokens are returned with the log-probabilities. It is None if the call wants no
+    log-probabilities."""
 
     chat: bool
     prompts: tuple[tuple[int, ...], ...]
@@ -64,10 +68,13 @@ class Job:
         return [prompt for prompt in self.prompts for _ in range(self.n)]
 
 
-def parse(body: object, chat: bool, model: str, tokenizer: Tokenizer, template: ChatTemplate, room: int, context: int, most: int) -> Job:
-    """Check the body of a call. Raise ApiError, which names the field, for whatever this endpoint does not do: nothing is ignored silently.
+def parse(
+    body: object, chat: bool, model: str, tokenizer: Tokenizer, template: ChatTemplate, room: int, context: int, most: int, usual: int | None = None
+) -> Job:
+    """Check the body of a call. Raise ApiError, which names the field, for everything that this endpoint does not support. Nothing is ignored silently.
 
-    ``room`` bounds new tokens, ``context`` prompt and new tokens together, and ``most`` the choices.
+    ``room`` bounds new tokens, ``context`` prompt and new tokens together, and ``most`` the choices. ``usual`` is the number of new tokens for calls that
+    give none, as the model's files name it.
     """
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
@@ -87,7 +94,9 @@ def parse(body: object, chat: bool, model: str, tokenizer: Tokenizer, template: 
     if left < 1:
         raise ApiError(400, f"the prompt has {context - left} tokens; the context is {context}", param="prompt", code="context_length_exceeded")
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    max_new = _field(body, limit, int, min(left, room) if chat else min(left, room, 16), 1)
+    # OpenAI's own defaults hold if the model's files name none: no limit for chats, and 16 tokens for completions.
+    usual = usual if usual is not None else room if chat else 16
+    max_new = _field(body, limit, int, min(left, room, usual), 1)
     if max_new > min(left, room):
         raise ApiError(400, f"{limit}={max_new} exceeds the {min(left, room)} new tokens that fit", param=limit, code="context_length_exceeded")
     stop = body.get("stop") or ()
@@ -107,7 +116,7 @@ def parse(body: object, chat: bool, model: str, tokenizer: Tokenizer, template: 
         tuple(stop),
         _field(body, "stream", bool, False),
         bool(options.get("include_usage")),
-        _field(body, "seed", int, None, -(2**63), 2**63 - 1),
+        _field(body, "seed", int, None, 0, 2**63 - 1),
         _likeliest(body, chat),
         _field(body, "return_token_ids", bool, False),
     )

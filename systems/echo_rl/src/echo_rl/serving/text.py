@@ -82,18 +82,20 @@ class TextStream:
 
     Args:
         tokenizer: Decodes the tokens.
-        stop: The answer ends before the first of these strings.
+        stop: Strings that end the answer. The text ends before the first of them.
+        ends: Further tokens that end the answer, beside the tokenizer's own; a model's files name them.
 
     Attributes:
         tokens: All tokens so far.
-        text: What can no longer change.
+        text: The part of the text that can no longer change.
         stopped: Whether a stop string was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), ends: Sequence[int] = ()) -> None:
         if "" in stop:
             raise ValueError("a stop string is empty")
         self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._ends = frozenset(ends) | ({tokenizer.end} if tokenizer.end is not None else set())
         self.tokens: list[int] = []
         self.text, self.stopped = "", False
         # Only the newest tokens are decoded at each step; the tokens before `_begin` gave `_settled` characters of whole text.
@@ -103,7 +105,7 @@ class TextStream:
     def push(self, token: int) -> bool:
         """Add a token and return whether the answer ends here."""
         self.tokens.append(token)
-        if token == self._tokenizer.end:
+        if token in self._ends:
             self.finish()
             return True
         before = self._tokenizer.decode(self.tokens[self._begin : self._read])
@@ -117,7 +119,7 @@ class TextStream:
     def finish(self) -> str:
         """Give up waiting for further tokens, and return the final text."""
         if not self.stopped:
-            rest = self.tokens[:-1] if self.tokens and self.tokens[-1] == self._tokenizer.end else self.tokens
+            rest = self.tokens[:-1] if self.tokens and self.tokens[-1] in self._ends else self.tokens
             before = self._tokenizer.decode(self.tokens[self._begin : self._read])
             self._whole += self._tokenizer.decode(rest[self._begin :])[len(before) :]
             self._begin = self._read = len(self.tokens)

@@ -12,12 +12,16 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from echo_rl.engine import Engine, Model, Request
+from echo_rl.engine.batches import BatchEngine
 
 T = TypeVar("T")
 
+IDLE = 1.0
+"""Seconds after which a thread without work ends."""
+
 
 class Busy(Exception):
-    """As many requests live as the worker accepts. ``retry_after`` is when to ask again, in seconds."""
+    """The worker has as many requests as it accepts. ``retry_after`` says after how many seconds to ask again."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -74,27 +78,30 @@ class Stream:
 class EngineWorker:
     """Steps one engine while it has requests. Use it as a context manager, or call ``close``.
 
-    Only the worker's thread touches the engine; what other threads ask for is done between two steps.
+    Only the worker's thread uses the engine. It carries out the requests of other threads between two steps. The thread begins with the first
+    request, and ends when there has been nothing to do for a second.
 
     Args:
-        engine: The engine; nobody else may use it meanwhile.
-        most: So many requests live at once; ``submit`` refuses more.
+        engine: The engine. Nobody else may use it while the worker runs.
+        most: The largest number of requests at the same time. ``submit`` refuses more.
+        timeout: For how many seconds a call waits for the end of the step that runs.
+        after_step: Called in the worker's thread after each step.
 
     Attributes:
         changed: Notified after each step.
-        error: What a step raised, after which the worker has ended.
+        error: The exception that a step has raised. The worker ends after it.
     """
 
-    def __init__(self, engine: Engine, most: int = 1024) -> None:
-        if most < 1:
-            raise ValueError(f"most={most} must be at least 1")
-        self.engine, self.most = engine, most
+    def __init__(self, engine: Engine | BatchEngine, most: int = 1024, *, timeout: float = 60.0, after_step: Callable[[], None] | None = None) -> None:
+        if most < 1 or not timeout > 0:
+            raise ValueError(f"most={most} must be at least 1 and timeout={timeout} greater than 0")
+        self.engine, self.most, self.timeout = engine, most, timeout
         self.changed = threading.Condition()
         self.error: Exception | None = None
+        self._after_step = after_step
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="echo-rl-engine", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> EngineWorker:
         return self
@@ -105,33 +112,35 @@ class EngineWorker:
     def submit(
         self, prompts: Sequence[Sequence[int]], max_new: int, *, watches: Sequence[Callable[[int], bool]] = (), seed: int | None = None, **options: Any
     ) -> list[Stream]:
-        """Queue prompts, all or none, and return their streams.
+        """Queue all prompts, or none of them, and return their streams.
 
         Args:
             prompts: Token sequences.
-            max_new: At most so many tokens are made for each.
+            max_new: The largest number of new tokens for each prompt.
             watches: A ``watch`` for each prompt, or none.
-            seed: Of the first prompt; it is raised by one for each further one.
-            **options: The others of ``Engine.submit``.
+            seed: The seed of the first prompt. Each further prompt has the seed of the one before plus 1.
+            **options: The other options of ``Engine.submit``.
 
         Raises:
             Busy: If fewer than ``len(prompts)`` further requests are accepted now.
             ValueError: As ``Engine.submit`` does; none of the prompts is then queued.
             RuntimeError: If the worker is closed.
+            TimeoutError: If the step that runs does not end within ``timeout`` seconds; nothing is queued.
         """
+        engine = self.engine
+        assert isinstance(engine, Engine)
 
         def queue() -> list[Request]:
-            live = self._live()
-            if len(live) + len(prompts) > self.most:
-                raise Busy(f"{len(live)} requests live and {len(prompts)} more were asked for; at most {self.most} may", self.engine.scheduler.mean_wait)
+            if engine.live + len(prompts) > self.most:
+                raise Busy(f"{engine.live} requests live and {len(prompts)} more were asked for; at most {self.most} may", engine.scheduler.mean_wait)
             queued: list[Request] = []
             try:
                 for i, prompt in enumerate(prompts):
                     own = None if seed is None else seed + i
-                    queued.append(self.engine.submit(prompt, max_new, seed=own, watch=watches[i] if watches else None, **options))
+                    queued.append(engine.submit(prompt, max_new, seed=own, watch=watches[i] if watches else None, **options))
             except BaseException:
                 for request in queued:
-                    self.engine.abort(request)
+                    engine.abort(request)
                 raise
             return queued
 
@@ -148,7 +157,7 @@ class EngineWorker:
 
     def update_weights(self, params: Model | Mapping[str, Tensor], version: int) -> None:
         """Go on with other weights between two tokens; see ``Engine.update_weights``."""
-        self._between_steps(lambda: self.engine.update_weights(params, version))
+        self._between_steps(lambda: self.engine.update_weights(params, version))  # type: ignore[arg-type]
 
     def pause(self) -> None:
         """Make no further token until ``resume``. Requests keep their state and new ones are queued."""
@@ -168,34 +177,53 @@ class EngineWorker:
         state = "paused" if self.engine.paused else "running"
         return f"the engine is {state}: {stats['running']:.0f} requests run and {stats['waiting']:.0f} wait"
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Abort every request and end the thread. Raise TimeoutError if a step lasts longer than ``timeout`` seconds."""
-        with self.changed:
-            self._closed = True
-            self.changed.notify_all()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the engine's step did not end within {timeout} s")
-
-    def _between_steps(self, call: Callable[[], T]) -> T:
+    def ask(self, call: Callable[[], T]) -> Future[T]:
+        """Let the worker's thread carry out ``call`` between two steps. Raise RuntimeError if the worker is closed."""
         future: Future[T] = Future()
         with self.changed:
             if self._closed:
                 raise RuntimeError("the engine's worker is closed") from self.error
             self._calls.append((call, future))
             self.changed.notify_all()
-        return future.result()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="echo-rl-engine", daemon=True)
+                self._thread.start()
+        return future
 
-    def _live(self) -> list[Request]:
-        return [*self.engine.waiting, *self.engine.filling, *self.engine.decoding]
+    def close(self, timeout: float = 30.0) -> None:
+        """Abort every request and end the thread. Raise TimeoutError if a step lasts longer than ``timeout`` seconds."""
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+            thread = self._thread
+            if thread is None:
+                for request in self.engine.requests():  # They were paused when the thread ended.
+                    self.engine.abort(request)
+                return
+        thread.join(timeout)
+        if thread.is_alive():
+            raise TimeoutError(f"the engine's step did not end within {timeout} s")
+
+    def _between_steps(self, call: Callable[[], T]) -> T:
+        future = self.ask(call)
+        try:
+            return future.result(self.timeout)
+        except TimeoutError:
+            if not future.cancel():
+                return future.result(self.timeout)  # It has just begun.
+            raise TimeoutError(f"the engine's step did not end within {self.timeout} s; nothing was changed") from None
 
     def _run(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._closed or self._calls or (not self.engine.paused and self._live()))
+                if not self.changed.wait_for(lambda: self._closed or self._calls or (not self.engine.paused and self.engine.live), IDLE):
+                    self._thread = None
+                    return
                 calls = list(self._calls)
                 self._calls.clear()
             for call, future in calls:
+                if not future.set_running_or_notify_cancel():
+                    continue
                 try:
                     future.set_result(call())
                 except BaseException as error:
@@ -209,9 +237,14 @@ class EngineWorker:
                 with self.changed:
                     self._closed = True
             if self._closed:
-                for request in self._live():
+                for request in self.engine.requests():
                     self.engine.abort(request)
             with self.changed:
                 self.changed.notify_all()
-                if self._closed and not self._calls:
-                    return
+                ended = self._closed and not self._calls
+                if ended:
+                    self._thread = None
+            if self._after_step is not None:
+                self._after_step()
+            if ended:
+                return

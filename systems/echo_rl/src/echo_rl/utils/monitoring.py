@@ -1,4 +1,4 @@
-"""Figures over time: of Echo's servers, of engines, of this machine, and of whatever else answers numbers.
+"""Figures over time: those of Echo's servers, of engines, of this machine, and of any other function that returns numbers.
 
 Names are flat, as those of `server.stats()`: `store/samples_inserted_total`, `engine/hit_rate`, `system/rss_bytes`. A name that ends in
 `_total` counts and only grows; its rate per second is computed from two readings.
@@ -196,12 +196,12 @@ class PerformanceMonitor:
     """Reads figures in a thread of its own, every `interval` seconds.
 
     Args:
-        server: a server of Echo; its figures keep their names.
-        engine: an engine of `echo_rl.engine`; its figures are named `engine/...`.
-        sources: further functions that answer figures; those of the key `x` are named `x/...`.
-        interval: seconds between two readings.
-        collector: where the readings go; by default a new one.
-        logger: a file for them, too. It is not closed.
+        server: a server of Echo. Its figures keep their names.
+        engine: an engine of `echo_rl.engine`. Its figures are named `engine/...`.
+        sources: further functions that return figures, by name. The figures of the function under the key `x` are named `x/...`.
+        interval: the seconds between two readings.
+        collector: the collector that keeps the readings. By default a new one is made.
+        logger: a file that gets the readings as well. The monitor does not close it.
     """
 
     def __init__(

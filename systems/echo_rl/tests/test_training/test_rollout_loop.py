@@ -1,0 +1,111 @@
+"""The loop over a transport with actor processes: they are killed, and the server is restarted, and still each batch is complete and no group too old."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_core import EchoError, EchoTimeoutError, Queue, Server, Table
+from echo_rl.rollouts.actor import result_example
+from echo_rl.rollouts.ticket_table import TicketTable
+from echo_rl.rollouts.tickets import Tickets
+from echo_rl.training.fleet import Fleet
+from echo_rl.training.rollout_loop import RolloutLoop
+from echo_testing.processes import until
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from actor_program import ROLLOUTS
+
+pytestmark = pytest.mark.needs("echo-tcp")
+PROGRAM = str(Path(__file__).with_name("actor_program.py"))
+BATCH = 4
+
+
+def server(address: str = "tcp://127.0.0.1:0", eta: int = 1) -> Server:
+    results = Table("rollouts", result_example(ROLLOUTS), capacity=64, sampler="fifo", rate_limiter=Queue(64))
+    return Server(tables=[results, TicketTable(BATCH * (1 + eta), lease=20.0).table()], batch_size=1, transport=address)
+
+
+def fleet(address: Any, n: int = 3, seconds: float = 0.01) -> Fleet:
+    return Fleet([sys.executable, PROGRAM, str(address), str(seconds)], n, restarts=50)
+
+
+def weights(version: int) -> dict[str, Any]:
+    return {"weight": np.full(3, version, np.float32)}
+
+
+def train(loop: RolloutLoop, updates: int, tasks: list[int], each: Any = lambda: None) -> None:
+    """Check each batch: its groups are new, complete, and made by weights that are recent enough."""
+    for _ in range(updates):
+        groups = loop.batch(timeout=120)
+        version = loop.tickets.version
+        assert len(groups) == BATCH
+        for group in groups:
+            made = group.rollouts["weight"].tolist()
+            assert len(set(made)) == 1 and group.ticket.version <= made[0] <= version
+            assert int(group.rollouts["task"]) == group.ticket.task == group.ticket.number + 500
+            tasks.append(group.ticket.number)
+        loop.publish(weights(version + 1))
+        each()
+    assert len(set(tasks)) == len(tasks)
+
+
+@pytest.mark.parametrize("eta", [0, 2])
+def test_actors_are_killed_and_every_group_is_trained_once(eta: int) -> None:
+    generator, tasks = random.Random(eta), []
+    with server(eta=eta) as learner, fleet(learner.address) as actors:
+        loop = RolloutLoop(learner, Tickets(BATCH, eta), lambda number: number + 500)
+
+        def kill() -> None:
+            if generator.random() < 0.3 and (running := actors.pids):
+                os.kill(generator.choice(running), signal.SIGKILL)
+
+        loop.publish(weights(1))
+        train(loop, 25, tasks, kill)
+        actors.check()
+        assert sum(loop.ages.values()) == 25 * BATCH and max(loop.ages) <= eta
+
+
+def test_the_server_is_restarted_and_the_loop_goes_on() -> None:
+    tasks: list[int] = []
+    first = server().start()
+    address = str(first.address)
+    with fleet(address) as actors:
+        loop = RolloutLoop(first, Tickets(BATCH, 1), lambda number: number + 500)
+        loop.publish(weights(1))
+        train(loop, 5, tasks)
+        state = loop.state()
+        first.close(restarting=True)
+        with server(address) as second:
+            again = RolloutLoop(second, Tickets(BATCH, 1), lambda number: number + 500)
+            again.restore(state)
+            again.publish(weights(again.tickets.version))
+            train(again, 10, tasks)
+            assert sorted(tasks)[: 12 * BATCH] == list(range(12 * BATCH))  # none was left out; the last ones may still be on their way
+            assert sum(again.ages.values()) == 15 * BATCH and max(again.ages) <= 1
+        until(lambda: not actors.pids, "the actors end by themselves, because the job is over", 60)
+        actors.check()
+        assert actors.restarted == 0
+
+
+def test_a_batch_that_is_late_says_what_is_missing() -> None:
+    with server() as learner:
+        loop = RolloutLoop(learner, Tickets(BATCH, 1))
+        loop.publish(weights(1))
+        with pytest.raises(EchoTimeoutError, match=r"0 of 4 groups are there, and the results of tickets 0, 1, .* are missing .*; 0 actors are connected"):
+            loop.batch(timeout=0.1)
+
+
+def test_a_fleet_whose_actors_all_die_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
+    with Fleet([sys.executable, "-c", "raise SystemExit(3)"], 2, restarts=3) as actors:
+        until(lambda: not actors.pids, "the fleet gives up", 60)
+        with pytest.raises(EchoError, match=r"4 actors have died .* with exit code 3"):
+            actors.check()
