@@ -1,0 +1,86 @@
+"""Members come from lists, folders, DNS and SLURM, and from no place that others can write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from echo_cluster.members import announce, find_members, slurm_folder
+from echo_cluster.near import address_from_here, host_id
+from echo_core import Address, ConfigError, SecurityError
+
+
+def test_a_list_is_its_members() -> None:
+    members = find_members(["tcp://a:5000", ["tcp://b:5000", "shm://b"]])()
+    assert [member.name for member in members] == ["tcp://a:5000", "tcp://b:5000"]
+    assert str(address_from_here(members[1].addresses, "")) == "tcp://b:5000"
+    here = find_members([["tcp://127.0.0.1:5000", "shm://here"]])()[0]
+    assert str(address_from_here(here.addresses, "")) == "shm://here"
+
+
+@pytest.mark.parametrize("wrong", [[], [[]], ["tcp://a:1", "tcp://a:1"], 5])
+def test_what_names_no_members_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="members"):
+        find_members(wrong)
+
+
+def test_a_folder_has_the_members_that_announced_themselves(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    find = find_members(f"file://{folder}")
+    assert find() == [], "nobody is up yet"
+    announce(folder, 1, ["tcp://10.0.0.1:5000", "shm://one"])
+    announce(folder, 0, ["tcp://10.0.0.2:5000"])
+    zero, one = find()
+    assert (zero.name, one.name, one.host) == ("shard-0", "shard-1", host_id())
+    assert str(address_from_here(one.addresses, one.host)) == "shm://one"
+    assert str(address_from_here(one.addresses, "another")) == "tcp://10.0.0.1:5000"
+    assert sorted(os.listdir(folder)) == ["shard-0", "shard-1"]
+    announce(folder, 0, ["tcp://10.0.0.2:6000"])
+    assert find()[0].addresses == (Address.parse("tcp://10.0.0.2:6000"),)
+
+
+def test_a_folder_or_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    announce(folder, 0, ["tcp://a:5000"])
+    (folder / "shard-0").chmod(0o622)
+    with pytest.raises(SecurityError, match="chmod go-w"):
+        find_members(f"file://{folder}")()
+    (folder / "shard-0").chmod(0o600)
+    folder.chmod(0o777)
+    with pytest.raises(SecurityError, match="chmod go-w"):
+        find_members(f"file://{folder}")()
+    with pytest.raises(SecurityError, match="chmod go-w"):
+        announce(folder, 1, ["tcp://a:5000"])
+
+
+@pytest.mark.parametrize("content", [b"", b"a secret", b"tcp://a:1\n" * 1000, b"\xff"])
+def test_a_file_without_addresses_is_refused_and_not_shown(tmp_path: Path, content: bytes) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "shard-0").write_bytes(content)
+    with pytest.raises(ConfigError, match="shard-0 does not contain the addresses") as caught:
+        find_members(f"file://{tmp_path}")()
+    assert "secret" not in str(caught.value)
+
+
+def test_dns_means_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [member.name for member in find_members("dns://localhost:5000?transport=tcp")()]
+    assert "127.0.0.1:5000" in names
+    assert find_members("dns://nobody.invalid:5000?transport=tcp")() == []
+    with pytest.raises(ConfigError, match="needs a port and a transport"):
+        find_members("dns://localhost:5000")
+    with pytest.raises(ConfigError, match="certificate"):
+        find_members("dns://localhost:5000?transport=tcps")
+
+
+@pytest.mark.parametrize("members", ["dns://localhost:5000?transport=tcp", "file:///tmp/echo"])
+def test_without_a_token_addresses_of_strangers_are_refused(members: str) -> None:
+    with pytest.raises(SecurityError, match="leave out auth=False"):
+        find_members(members, auth=False)
+
+
+def test_the_folder_of_a_slurm_job() -> None:
+    assert slurm_folder({"ECHO_CLUSTER_DIR": "/shared", "SLURM_JOB_ID": "17"}) == Path("/shared/17")
+    with pytest.raises(ConfigError, match="SLURM_JOB_ID is not set"):
+        slurm_folder({"ECHO_CLUSTER_DIR": "/shared"})
