@@ -62,7 +62,7 @@ class Runner(AsyncRunner):
             parts = []
             for _ in range(self.rl_cfg["rollouts"]):
                 if not rollouts.wait_for_data(timeout=60):
-                    raise RuntimeError(self._read_collector_error())
+                    raise TimeoutError("no collector has sent a rollout for 60 s")
                 parts.append({name: array.copy() for name, array in rollouts.read_numpy_views().items()})
                 rollouts.advance_read()
             losses = learner.learn(_batch(parts))

@@ -85,16 +85,12 @@ class Fleet:
                 happened.append(f"{member.name} respawned as pid {member.pid}")
         return happened
 
-    def dismiss(self) -> None:
-        """Tell every worker to end; returns at once."""
+    def close(self) -> None:
+        """End every worker, and wait for them. Idempotent."""
         for member in self.members:
             if member.link is not None:
                 member.link.close()
                 member.link = None
-
-    def close(self) -> None:
-        """End every worker. Idempotent."""
-        self.dismiss()
         deadline = time.monotonic() + _GRACE
         for member in self.members:
             if member.process is None:

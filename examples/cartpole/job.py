@@ -16,10 +16,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from echo_core import EchoError, EchoTimeoutError, Server
+from echo_core.plugins.discovery import transport_class
 
 from .algorithm import Learner, Settings
 from .fleet import Fleet, FleetError
@@ -82,10 +83,7 @@ def run(options: Options, view: Callable[[Options, str], View] = open_view) -> O
                     monitor.finish()
                     shown.draw(monitor.observe(server, fleet), monitor, last=True)
                 finally:
-                    # Workers are notified first, so that none tries to reconnect. The server is closed
-                    # before the job waits for them, so that none waits for space in it.
-                    fleet.dismiss()
-                    server.close(timeout=_FAREWELL)
+                    server.close(timeout=_FAREWELL)  # ends the job, so workers end; the fleet waits for them
     except KeyboardInterrupt:
         interrupted = True
     except (EchoError, FleetError, OSError) as error:
@@ -103,13 +101,18 @@ def open_server(options: Options) -> Server:
         sources.append(options.config)
     chosen: dict[str, Any] = {}
     if options.transport is not None:
-        name = options.transport
-        chosen["transport"] = name if "://" in name else {"type": name}
+        chosen["transport"] = options.transport if "://" in options.transport else _anywhere(options.transport)
     if options.sampler is not None:
         chosen["sampler"] = {"type": options.sampler}
     if options.batch is not None:
         chosen["batch_size"] = options.batch
     return Server.from_config(sources, example(options.steps), **chosen)
+
+
+def _anywhere(name: str) -> dict[str, Any]:
+    """The transport of this name. If it has ports, it takes any free one, so that several demos can run on a machine."""
+    options = {field.name for field in fields(transport_class(name).Options)}
+    return {"type": name} | ({"port": 0} if "port" in options else {})
 
 
 def _learn(server: Server, fleet: Fleet, monitor: Monitor, view: View, options: Options) -> None:

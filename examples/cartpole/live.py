@@ -25,6 +25,7 @@ _STATE_STYLES = {
     "streaming": "green",
     "idle": "dim",
     "waiting for space": "yellow",
+    "waiting for weights": "yellow",
     "half a message": "magenta",
     "starting": "cyan",
 }
@@ -121,7 +122,7 @@ def _figures(snapshot: Snapshot, monitor: Monitor, width: int) -> Table:
         return Text(sparkline(monitor.trend(name), rest), style=style)
 
     table.add_row("", "", "")
-    row("samples/s", f"{snapshot.samples_per_s:,.0f}", trend("samples_per_s", "green"))
+    row("learned/s", f"{snapshot.learned_per_s:,.0f}", trend("learned_per_s", "green"))
     row("env steps/s", f"{snapshot.steps_per_s:,.0f}")
     row("MB/s", f"{snapshot.mb_per_s:.2f}", trend("mb_per_s", "green"))
     row("batches/s", f"{snapshot.batches_per_s:.1f}", trend("batches_per_s", "blue"))
@@ -161,7 +162,7 @@ def _workers(snapshot: Snapshot, wide: bool) -> Table:
     bar = 8 if wide else 5
     table.add_column("worker", no_wrap=True, min_width=8)
     table.add_column("pid", justify="right", no_wrap=True, min_width=7)
-    table.add_column("samples", justify="right", no_wrap=True, min_width=7)
+    table.add_column("inserted", justify="right", no_wrap=True, min_width=7)
     table.add_column("policy", justify="right", no_wrap=True, min_width=6)
     if wide:
         table.add_column("behind", justify="right", no_wrap=True)

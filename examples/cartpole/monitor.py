@@ -17,6 +17,7 @@ from .options import Options
 
 if TYPE_CHECKING:
     from echo_core import Server
+    from echo_core.wire.peer import Peer
 
     from .fleet import Fleet, Member
 
@@ -51,7 +52,7 @@ class Snapshot:
     best_return: float
     episodes: int
     reached_at: float | None
-    samples_per_s: float
+    learned_per_s: float  # samples that the learner took and learned from
     steps_per_s: float
     mb_per_s: float
     batches_per_s: float
@@ -75,7 +76,7 @@ class History:
     mean_return: list[float] = field(default_factory=list)
     # One entry per observation, about four a second.
     time: list[float] = field(default_factory=list)
-    samples_per_s: list[float] = field(default_factory=list)
+    learned_per_s: list[float] = field(default_factory=list)
     mb_per_s: list[float] = field(default_factory=list)
     batches_per_s: list[float] = field(default_factory=list)
     lag: list[float] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Monitor:
         self._interval = _Interval()
         self._shown: dict[str, float] = {}
         self._waits: dict[int, float] = {}
+        self._states: dict[str, tuple[str, float]] = {}  # by worker: its state, and since when (`time.monotonic()`)
 
     @property
     def elapsed(self) -> float:
@@ -200,7 +202,7 @@ class Monitor:
             best_return=self.best,
             episodes=self.episodes,
             reached_at=self.reached_at,
-            samples_per_s=shown["samples"],
+            learned_per_s=shown["samples"],
             steps_per_s=shown["samples"] * self.options.steps,
             mb_per_s=shown["samples"] * self.sample_bytes / 1e6,
             batches_per_s=shown["batches"],
@@ -214,6 +216,14 @@ class Monitor:
             workers=self._rows(server, fleet, now),
             events=self.history.events,
         )
+
+    def _since(self, name: str, peer: Peer) -> float:
+        """Since when every observation has shown this worker in its present state. A wait ends whenever the learner makes room for some samples,
+        so the last of many waits in a row began only a moment ago."""
+        state, since = self._states.get(name, ("", peer.state_since))
+        since = min(since, peer.state_since) if state == peer.state else peer.state_since
+        self._states[name] = peer.state, since
+        return since
 
     def trend(self, name: str) -> list[float]:
         """The last values of one `History` field, for a sparkline."""
@@ -239,7 +249,7 @@ class Monitor:
     def _remember(self, rates: dict[str, float]) -> None:
         history = self.history
         history.time.append(self.elapsed)
-        history.samples_per_s.append(rates["samples"])
+        history.learned_per_s.append(rates["samples"])
         history.mb_per_s.append(rates["samples"] * self.sample_bytes / 1e6)
         history.batches_per_s.append(rates["batches"])
         history.lag.append(rates.get("lag", float("nan")))
@@ -254,7 +264,7 @@ class Monitor:
                 state, since = _absent(member, now)
                 samples = version = 0
             else:
-                state, since = peer.state, max(0.0, now - peer.state_since)
+                state, since = peer.state, max(0.0, now - self._since(member.name, peer))
                 samples, version = peer.samples, peer.weights_version
             rows.append(
                 WorkerRow(

@@ -123,11 +123,11 @@ def _returns(axes: Any, monitor: Monitor, options: Options) -> None:
 
 def _throughput(axes: Any, monitor: Monitor, time: NDArray[Any]) -> None:
     history = monitor.history
-    rate = np.array(history.samples_per_s)
+    rate = np.array(history.learned_per_s)
     axes.fill_between(time, rate, color=_GREEN, alpha=0.15, linewidth=0)
     axes.plot(time, rate, color=_GREEN, linewidth=1.5)
     axes.set_ylim(0, 1.15 * max(1.0, float(rate.max(initial=0.0))))
-    axes.set_ylabel("samples/s")
+    axes.set_ylabel("samples learned/s")
     megabytes = monitor.sample_bytes / 1e6
     right = axes.secondary_yaxis(
         "right", functions=(lambda x: x * megabytes, lambda x: x / megabytes)

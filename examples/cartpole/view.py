@@ -65,7 +65,7 @@ class PlainView:
         alive = sum(row.alive for row in snapshot.workers)
         print(
             f"{snapshot.elapsed:6.1f} s  return {snapshot.mean_return:5.1f}  "
-            f"{snapshot.samples_per_s:6.0f} samples/s  {snapshot.mb_per_s:5.1f} MB/s  "
+            f"{snapshot.learned_per_s:6.0f} learned/s  {snapshot.mb_per_s:5.1f} MB/s  "
             f"{snapshot.batches_per_s:5.1f} batches/s  lag {snapshot.lag:4.1f}  "
             f"store {snapshot.stored}/{snapshot.capacity}  "
             f"workers {alive}/{len(snapshot.workers)}  "

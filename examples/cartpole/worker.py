@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Link
 from typing import Any
 
-from echo_core import Client, EchoError, EchoTimeoutError
+from echo_core import Client, EchoError, EchoTimeoutError, JobEnded
 
 from .options import Options
 from .rollout import Rollouts, example
@@ -41,6 +41,8 @@ def live(link: Link, work: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=_watch, args=(link, stop), name="watch", daemon=True).start()
     try:
         work(stop, *arguments)
+    except JobEnded:
+        pass
     except Exception as error:
         if stop.is_set() and isinstance(error, EchoError):
             return  # the learner closed during the handshake
@@ -65,8 +67,8 @@ def _work(
             batch = rollouts.collect(held.params["actor"], held.version)
             batch["worker"][:] = index
             batch["waited"][:] = waited
+            acted = time.perf_counter()  # where memory is shared, `send_batch` itself waits for space
             client.send_batch(batch)
-            sent = time.perf_counter()
             # Waiting until all rollouts are in the learner's store keeps the policy lag small. Without it, a
             # fast worker would fill its window with rollouts of an old policy.
             committed(client, stop)
@@ -75,7 +77,7 @@ def _work(
             except EchoTimeoutError:
                 pass  # there is no newer version, so go on with this one
             now = time.perf_counter()
-            waited = (now - sent) / (now - began)
+            waited = (now - acted) / (now - began)
     finally:
         try:
             client.close(timeout=0.0 if stop.is_set() else None)

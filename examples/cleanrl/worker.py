@@ -18,7 +18,7 @@ import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
-from echo_core import Client, ConnectionClosedError, EchoTimeoutError  # noqa: E402
+from echo_core import Client, JobEnded  # noqa: E402
 
 EXAMPLE: dict[str, NDArray[Any]] = {
     "obs": np.zeros(4, np.float32),
@@ -70,5 +70,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ConnectionClosedError, EchoTimeoutError, KeyboardInterrupt) as error:
+    except (JobEnded, KeyboardInterrupt) as error:
         print(f"done: {error}")

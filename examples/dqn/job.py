@@ -99,9 +99,7 @@ def learn(options: Options, told: Told = lambda run: None) -> Run:
             try:
                 return _learn(server, fleet, agent, options, told)
             finally:
-                # Workers are notified first, so that none tries to reconnect. The server is closed before the job waits for them.
-                fleet.dismiss()
-                server.close(timeout=0.5)
+                server.close(timeout=0.5)  # ends the job, so workers end; the fleet waits for them
 
 
 def _learn(server: Server, fleet: Fleet, agent: Agent, options: Options, told: Told) -> Run:

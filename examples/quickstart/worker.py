@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from echo_core import TcpClient
+from echo_core import JobEnded, TcpClient
 
 example = {
     "obs": np.zeros((4,), dtype=np.float32),
@@ -28,4 +28,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except JobEnded as error:
+        print(error)

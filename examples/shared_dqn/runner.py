@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_ipc import AsyncRunner, CollectorDiedError, ReplayBuffer, SharedWeightSync
+from echo_ipc import AsyncRunner, ReplayBuffer, SharedWeightSync
 
 from ..cartpole.network import forward
 from ..cartpole.rollout import make_envs
@@ -67,9 +67,7 @@ class Runner(AsyncRunner):
         self._shared_resources += [weights, replay]
         arguments = {"stop_event": self._stop_event, "weights": weights, "replay": replay, "count": self.num_envs, "seed": seed, "lead": 500}
         self._start_collector(collect, arguments)
-        while not replay.rows.wait(FIRST, timeout=1):
-            if not self._check_collector_alive():
-                raise CollectorDiedError(self._read_collector_error())
+        replay.rows.wait(FIRST)
 
         def step(iteration: int) -> dict[str, float]:
             nonlocal updates

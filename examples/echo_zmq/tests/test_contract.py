@@ -6,7 +6,7 @@ from typing import Any
 
 from echo_zmq.transport import ZmqTransport
 
-from echo_core.testing import TransportContract
+from echo_testing import TransportContract
 
 
 class TestZmq(TransportContract):

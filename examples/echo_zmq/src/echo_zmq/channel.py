@@ -19,8 +19,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from echo_core.wire.channel import Channel
 from echo_core.wire.protocol import Buffer
+from echo_net.channel import Channel
 
 HELLO, DATA, CREDIT, END, BEAT = b"H", b"D", b"C", b"E", b"B"
 PIECE_BYTES = 128 << 10
@@ -31,7 +31,7 @@ LINGER_SECONDS = 1.0  # for what was sent before `shutdown` to be taken
 
 
 class ZmqChannel(Channel):
-    """See `echo_core.wire.channel.Channel`. `send` and `receive` are called by Echo, the methods below by the thread that has the socket.
+    """See `echo_net.channel.Channel`. `send` and `receive` are called by Echo, the methods below by the thread that has the socket.
 
     Args:
         peer: names the other end, for people.

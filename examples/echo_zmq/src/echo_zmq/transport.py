@@ -12,7 +12,7 @@ import zmq
 from echo_core.base.address import Address
 from echo_core.base.transport_options import ListenOptions
 from echo_core.security.tokens import check_exposure
-from echo_core.wire.channel import Acceptor, Channel, ChannelTransport
+from echo_net.channel import Acceptor, Channel, ChannelTransport
 
 from .post import LearnersPost, WorkersPost
 
@@ -35,7 +35,7 @@ class ZmqListenOptions(ListenOptions):
 
 
 class ZmqAcceptor(Acceptor):
-    """See `echo_core.wire.channel.Acceptor`."""
+    """See `echo_net.channel.Acceptor`."""
 
     def __init__(self, options: ZmqListenOptions) -> None:
         try:
