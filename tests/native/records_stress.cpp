@@ -284,5 +284,6 @@ int main(int count, char **arguments) {
     for (const Scenario &scenario : {Scenario{"queue", true, 0, 50, 8 * longest}, Scenario{"queue with leases", true, 5'000'000, 50, 8 * longest},
                                      Scenario{"uniform", false, 0, 50, 6 * longest}, Scenario{"few rows", false, 0, 4, 40 * longest}})
         run(scenario, seconds);
+    std::puts("no forbidden outcome");
     return 0;
 }

@@ -10,6 +10,8 @@ import pytest
 from echo_testing import stress
 
 HERE = Path(__file__).resolve().parent
+# The programs include headers of this checkout. Those of the installed echo_core, which `stress.build` adds, would define them twice.
+CHECKOUT = ["-I", str(HERE.parents[1] / "echo_core" / "src" / "echo_core")]
 TABLE, STEPS, RECORDS = HERE / "table_stress.cpp", HERE / "steps_stress.cpp", HERE / "records_stress.cpp"
 
 pytestmark = stress.needs_compiler
@@ -19,7 +21,7 @@ pytestmark = stress.needs_compiler
 @stress.FLAGS
 @pytest.mark.parametrize("source", [TABLE, STEPS, RECORDS], ids=["table", "steps", "records"])
 def test_no_forbidden_outcome(source: Path, flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(source, tmp_path, *flags, arguments=[stress.seconds(0.1)]))
+    stress.clean(stress.play(source, tmp_path, *CHECKOUT, *flags, arguments=[stress.seconds(0.1)]))
 
 
 @pytest.mark.timeout(300)
@@ -29,7 +31,7 @@ def test_no_forbidden_outcome(source: Path, flags: list[str], tmp_path: Path) ->
     ids=["table", "steps", "records"],
 )
 def test_rows_would_be_torn_without_the_second_look(source: Path, forbidden: str, tmp_path: Path) -> None:
-    stress.build(source, tmp_path / "stress", "-O2", "-DECHO_VERIFY_GENERATIONS=0")
+    stress.build(source, tmp_path / "stress", *CHECKOUT, "-O2", "-DECHO_VERIFY_GENERATIONS=0")
     for _ in range(5):  # writers have to be at a row just then
         done = stress.run(tmp_path / "stress", "0.5")
         if done.returncode:

@@ -37,7 +37,7 @@ def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
         waited = waited_for_core() - waited
         inserted, whole = buffer.inserted() - before, perf_counter() - start
     draws = count if pairing else count * BATCH
-    figures = {"insert_rate": inserted / whole, "draw_rate": draws / elapsed, "core_share": 1 - waited / elapsed}
+    figures = {"insert_rate": inserted / whole, "draw_rate": draws / elapsed, "core_share": 1 - min(waited / elapsed, 1.0)}
     # What the learner would draw had it not had to wait for a core: what is missing of that beside workers, they took by locks and caches.
     figures["unhindered_rate"] = draws / max(elapsed - waited, 1e-9)
     figures["rate"] = figures["insert_rate" if case.mode == "tcp-insert" else "draw_rate"]

@@ -13,7 +13,7 @@ from benchmarks.processes import cpu_seconds
 from benchmarks.replay.adapters.base import Buffer, System
 from benchmarks.replay.cases import BATCH, Case
 from benchmarks.replay.items import ITEMS
-from benchmarks.replay.modes.steps import check, fill, repeat, waited_for_core
+from benchmarks.replay.modes.steps import check, fill, on_core, repeat
 
 #: Arrays of priorities that circulate; a learner has others every time, but computing them is its own work.
 POOL = 64
@@ -32,9 +32,8 @@ def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
         repeat(call, 0, at_once=SPREAD)
     repeat(call, pace.warmup)
     report.phase("measure", pace.seconds)
-    cpu, waited = cpu_seconds(os.getpid()), waited_for_core()
-    count, elapsed = repeat(call, pace.seconds)
-    elapsed -= waited_for_core() - waited
+    cpu = cpu_seconds(os.getpid())
+    count, elapsed = on_core(lambda: repeat(call, pace.seconds))
     cpu = cpu_seconds(os.getpid()) - cpu
     return {"rate": count / elapsed, "call_us": elapsed / count * 1e6, "cpu_us": cpu / count * 1e6}
 

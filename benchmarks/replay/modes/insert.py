@@ -8,7 +8,7 @@ from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.replay.adapters.base import Buffer, System
 from benchmarks.replay.cases import BATCH, Case
 from benchmarks.replay.items import ITEMS
-from benchmarks.replay.modes.steps import check, fill, repeat, waited_for_core
+from benchmarks.replay.modes.steps import check, fill, on_core, repeat
 
 
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
@@ -19,9 +19,7 @@ def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     report.phase("warm-up", pace.warmup)
     measure(buffer, pace.warmup)
     report.phase("measure", pace.seconds)
-    waited = waited_for_core()
-    count, elapsed = measure(buffer, pace.seconds)
-    elapsed -= waited_for_core() - waited
+    count, elapsed = on_core(lambda: measure(buffer, pace.seconds))
     check(buffer)
     return {"rate": count / elapsed, "call_us": elapsed / count * 1e6 * (1 if case.mode == "insert" else BATCH)}
 

@@ -56,3 +56,13 @@ def waited_for_core() -> float:
         return int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
+
+
+def on_core(work: Callable[[], tuple[int, float]]) -> tuple[int, float]:
+    """The count that `work()` returns, and the seconds it took without those in which this thread waited for a core.
+
+    Its own seconds are not used: the kernel may count a wait that began before them, which can be longer than a short `work`."""
+    start, waited = perf_counter(), waited_for_core()
+    count, _ = work()
+    waited = waited_for_core() - waited
+    return count, perf_counter() - start - waited
