@@ -10,7 +10,6 @@ import copy
 import logging
 import math
 import os
-import random
 import secrets
 import threading
 import time
@@ -42,6 +41,7 @@ from echo_core.wire.weights import learner_of, verify
 from ..handshake import ClientHandshake
 from ..network import unreachable
 from ..network.broken_links import MOST, BrokenLinks
+from ..network.redial_pauses import ATTEMPT_SECONDS, FIRST_PAUSE, LEAST_SECONDS, redial_pauses
 from .calls import Calls
 from .channel import Channel
 from .link import Gate, Link, Waitable, Work, deadline, run_handshake, wait_until
@@ -51,10 +51,7 @@ __all__ = ["Uplink"]
 
 log = logging.getLogger("echo")
 
-ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
-LEAST_SECONDS = 0.1  # for one attempt, also where the time is nearly over
 NAP_SECONDS = 0.25  # the longest sleep of a caller while rows of the window are lent
-BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 
 
 class Uplink:
@@ -384,14 +381,14 @@ class Uplink:
         elif self._broken_links.believed("weights" if weights else "messages", progress):
             self.end(ProtocolError(f"{error} (this ended {MOST} connections in a row)"))
         else:
-            self.over.wait(BACKOFF[0])  # a learner that breaks the protocol each time is not dialled all the time
+            self.over.wait(FIRST_PAUSE)  # a learner that breaks the protocol each time is not dialled all the time
 
     def _establish(self) -> Link | None:
         """Dial until a learner lets us in; None when the connection is over."""
         again = self.connects > 0  # at the first link, the caller of connect() limits the time
         start = time.monotonic()
         patience = self.options.timeout if again else math.inf
-        pause, factor, longest = BACKOFF
+        pauses = redial_pauses()
         verdict: EchoError | None = None
         while not self.over.is_set():
             left = max(LEAST_SECONDS, patience - (time.monotonic() - start))
@@ -412,9 +409,7 @@ class Uplink:
             if time.monotonic() - start >= patience:
                 text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this worker again"
                 self.end(ConnectionClosedError(text))
-            # Workers that lost one learner at the same moment must not return at the same moment.
-            self.over.wait(min(pause * random.uniform(0.7, 1.3), left))
-            pause = min(pause * factor, longest)
+            self.over.wait(min(next(pauses), left))
         return None
 
     def _judged(self, error: EchoError, before: EchoError | None, again: bool) -> EchoError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import secrets
 import socket
 import threading
@@ -25,6 +24,7 @@ from echo_core.base.errors import (
 from echo_core.base.waiting import shown
 from echo_net.handshake import ClientHandshake
 from echo_net.network.broken_links import MOST, BrokenLinks
+from echo_net.network.redial_pauses import ATTEMPT_SECONDS, FIRST_PAUSE, LEAST_SECONDS, redial_pauses
 from echo_net.network.unreachable import advice
 
 from . import _worker
@@ -41,9 +41,6 @@ __all__ = ["Uplink"]
 
 log = logging.getLogger("echo")
 
-ATTEMPT_SECONDS = 10.0  # for one attempt, so that a worker does not wait for a learner that hangs while its successor is ready
-LEAST_SECONDS = 0.1  # for one attempt, also where the time is nearly over
-BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 ASLEEP = 86400.0  # seconds; the thread has work only when an event comes
 
 
@@ -125,7 +122,7 @@ class Uplink:
             worker.fail(f"{why} (this ended {MOST} connections in a row)", True)
             return
         log.warning("worker %r lost %s: %s", worker.name, self._address, why)
-        if broken is not None and self._pause(BACKOFF[0]):  # a learner that breaks the protocol each time is not dialled all the time
+        if broken is not None and self._pause(FIRST_PAUSE):  # a learner that breaks the protocol each time is not dialled all the time
             return
         try:
             link = self._dial_until(time.monotonic(), seconds, self._pause)
@@ -160,7 +157,7 @@ class Uplink:
         The end of the time cuts the last attempt short. If it failed for that, the reason of the attempt before it is returned, in which the
         learner may have said why it refuses.
         """
-        wait, factor, longest = BACKOFF
+        pauses = redial_pauses()
         reason: Exception | None = None
         verdict: EchoError | None = None
         while True:
@@ -183,10 +180,8 @@ class Uplink:
             finally:
                 self._dialling = None
             left = start + seconds - time.monotonic()
-            # Many workers lose the same learner at the same time; they should not all return at the same time.
-            if left <= 0 or pause(min(wait * random.uniform(0.7, 1.3), left)):
+            if left <= 0 or pause(min(next(pauses), left)):
                 return reason
-            wait = min(wait * factor, longest)
 
     def _judged(self, error: EchoError, before: EchoError | None) -> EchoError:
         """Raise `error`, a verdict about this worker or its learner.
