@@ -191,7 +191,7 @@ def test_the_names_and_places_of_arguments() -> None:
     from echo_core import Server, TcpClient, TcpTransport
 
     with pytest.warns(UserWarning, match="no drainer threads"):
-        server = Server(transition(), 2, TcpTransport(port=0), 5, 8, 8, False)
+        server = Server(transition(), 2, TcpTransport(port=0), 5, num_drainers=8, producer_queue_size=8, pin_host_memory=False)
     assert server.num_buffers == 5
     server.start()
     with TcpClient(host="localhost", port=server.port, data_sample=transition(), max_inflight_msgs=4) as client:

@@ -118,3 +118,8 @@ def test_a_server_from_a_configuration(tmp_path: Path, monkeypatch: pytest.Monke
         Server.from_config({"server": {"batch_sise": 3}}, example())
     with pytest.raises(ConfigError, match="example"):
         Server.from_config(table)
+
+
+def test_unknown_options_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="no argument 'num_bufers'; did you mean 'num_buffers'"):
+        Server(example(), 2, num_bufers=4)

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import optree
 
-from ..base.address import Address, refuse_host_and_port
+from ..base.address import Address
 from ..base.errors import ClosedError, ConfigError, NoAddressError
 from ..base.green_threads import check_real_threads
 from ..base.spare_threads import check_spare_threads
@@ -32,6 +31,7 @@ from ..store.stream.stream import Stream
 from ..wire.peer import Peer
 from ..wire.transport import Transport
 from .arguments import make_tables, make_transports, short_form, stream_sampler
+from .id_echo import wants_locked_pages
 from .open_listeners import OpenListeners, logged, open_listener
 from .operations import OPERATIONS, Operation
 from .operations.others import served
@@ -66,8 +66,6 @@ class Server(ServerState):
         transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free port),
             a mapping `{"type": "tcp", "port": 0}`, several of these in a list, or None for use within one process.
         num_buffers: batch buffers (at least 2). One is being filled while others wait or are held by the learner.
-        num_drainers, producer_queue_size: have no effect; code written for id-echo gives them.
-        pin_host_memory: the name of `pinned` in id-echo.
         sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`. A replay sampler makes this a server with one
             replay table, named "default".
         lease_timeout: seconds that `sample()` waits while live batches hold every buffer, before it raises LeaseError.
@@ -89,7 +87,7 @@ class Server(ServerState):
         observers: objects whose methods with `@hookimpl` are called beside those of installed observer plugins: when a client connects or
             leaves, and with the figures about once a second. See docs/plugins/hooks.md.
         plugins: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
-        host, port: are parts of the address, not arguments; the error shows what to write as `transport`.
+        id_echo: arguments of id-echo's server, which programs written for it may still give: docs/coming-from.md.
 
     Raises:
         SpecError: the example cannot be a sample; the message names the leaf.
@@ -109,9 +107,6 @@ class Server(ServerState):
         batch_size: int = 0,
         transport: Transport | str | Mapping[str, Any] | Iterable[Any] | None = None,
         num_buffers: int = 3,
-        num_drainers: int | None = None,
-        producer_queue_size: int | None = None,
-        pin_host_memory: bool = False,
         *,
         sampler: Sampler | str | Mapping[str, Any] = "fifo",
         capacity: int | None = None,
@@ -129,14 +124,11 @@ class Server(ServerState):
         max_parked: int = MOST_PARKED,
         max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
         weights_from: str | Address | None = None,
-        host: None = None,
-        port: None = None,
+        **id_echo: Any,
     ) -> None:
-        refuse_host_and_port("Server", "transport=", transport, host, port)
+        pinned = wants_locked_pages(id_echo, Server, transport) or pinned
         if isinstance(num_buffers, (str, Mapping, Sampler)):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
-        if num_drainers is not None or producer_queue_size is not None:
-            warnings.warn("num_drainers and producer_queue_size have no effect: Echo has no drainer threads and no queues; leave them out", stacklevel=2)
         check_real_threads()
         plugins = plugins or discovery.default
         if not lease_timeout >= 0:
@@ -176,7 +168,7 @@ class Server(ServerState):
             self.sampler = stream_sampler(sampler, plugins)
             memory = next((t.store_memory for t in self._transports if t.store_memory is not None), None)
             self._open({"": Stream(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)})
-        if pinned or pin_host_memory:
+        if pinned:
             self._lock_pages()
         self._life = threading.Lock()  # it is held while transports open, so their callbacks must not acquire it
         self._opened = OpenListeners()
