@@ -249,21 +249,24 @@ void run(const Scenario &scenario, double seconds) {
     rig.stop.store(true);
     for (std::thread &thread : threads) thread.join();
     for (uint32_t i = 0; i < kWorkers; ++i) rig.records->forget_client(i + 1);
-    // What is left is removed: all pages come back.
+    // What is left is removed: all pages come back. What waited for them enters meanwhile, and is removed as well.
     std::vector<uint64_t> keys(scenario.capacity);
     std::vector<uint32_t> rows(scenario.capacity);
-    for (size_t n; rig.records->settle(), rig.items->take_back(0), rig.items->take_back(1), (n = rig.items->items(keys.data(), nullptr, rows.data(), keys.size())) != 0;)
+    for (bool left = true; left;) {
+        rig.records->settle(), rig.items->take_back(0), rig.items->take_back(1);
+        const size_t n = rig.items->items(keys.data(), nullptr, rows.data(), keys.size());
         rig.items->erase(keys.data(), n);
-    for (uint32_t row : rig.items->unacknowledged()) {
-        (void)row;
-        PackedBatch *packed = nullptr;
-        const uint64_t room[MOST_AXES] = {kMost, 40, 0, 0};
-        packed = rig.records->take_packed(1, room);
-        Batch *batch = rig.items->take_batch(1);
-        batch->packed = packed, batch->borrower = 7;
-        if (rig.items->sample(batch) == kDrawn) rig.items->acknowledge(batch->keys, 1);
-        batch->packed = nullptr;
-        rig.items->give_back(batch), rig.records->give_back(packed);
+        const size_t given_out = rig.items->unacknowledged().size();
+        for (size_t i = 0; i < given_out; ++i) {
+            const uint64_t room[MOST_AXES] = {kMost, 40, 0, 0};
+            PackedBatch *packed = rig.records->take_packed(1, room);
+            Batch *batch = rig.items->take_batch(1);
+            batch->packed = packed, batch->borrower = 7;
+            if (rig.items->sample(batch) == kDrawn) rig.items->acknowledge(batch->keys, 1);
+            batch->packed = nullptr;
+            rig.items->give_back(batch), rig.records->give_back(packed);
+        }
+        left = n || given_out;
     }
     const RecordCounters c = rig.records->counters();
     const Counters t = rig.items->counters();
