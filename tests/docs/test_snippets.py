@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python(?: title=(\S+))?\n(.*?)^```$", re.M | re.S)
 NEEDING = re.compile(r"^```python needs=(\S+)\n(.*?)^```$", re.M | re.S)
 # Pages whose blocks have a test of their own.
-ELSEWHERE = {"docs/plugins/transport.md", "docs/plugins/sampler.md", "docs/plugins/native.md"}
+ELSEWHERE = {"docs/tutorial.md", "docs/plugins/transport.md", "docs/plugins/sampler.md", "docs/plugins/native.md"}
 READMES = [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("systems/*/README.md")]
 READMES.remove(ROOT / "systems/echo_rl/README.md")  # its package needs PyTorch, and its own tests run this page
 PAGES = sorted(
