@@ -48,7 +48,7 @@ def _as_rst(app, what, name, obj, options, lines):
         _as_rst(app, what, name, obj, options, rest)
         lines[:] = head + body[:after] + rest
         return
-    parts = _re.split(r"`([^`]+)`", "\n".join(lines))
+    parts = _re.split(r"`([^`]+)`", "\n".join(lines).replace("``", "`"))
     text = [f"``{part}``" if odd % 2 else _re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", part) for odd, part in enumerate(parts)]
     for odd in range(1, len(text), 2):  # a literal must not touch a word: `Table`s
         text[odd] = "\\ " * text[odd - 1][-1:].isalnum() + text[odd] + "\\ " * text[odd + 1][:1].isalnum()

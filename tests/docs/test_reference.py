@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
-import echo_core
+import pytest
+
 from echo_core.plugins import hookspecs
 from echo_core.plugins.loading import new_manager, register
 
@@ -51,9 +53,10 @@ def test_every_hook_of_the_page_can_be_implemented_and_is_called() -> None:
     assert called == [(1, "gone"), {"a": 1}, 2, 3]
 
 
-def test_every_public_name_is_in_the_reference() -> None:
+@pytest.mark.parametrize("package", ["echo_core", "echo_ipc", "echo_es", "echo_cluster"])
+def test_every_public_name_is_in_the_reference(package: str) -> None:
     pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
-    documented = re.findall(r"^\.\. [\w:]+:: echo_core\.(\w+)$", pages, re.M)
-    names = {*echo_core.__all__}
+    documented = re.findall(rf"^\.\. [\w:]+:: {package}\.(\w+)$", pages, re.M)
+    names = {*import_module(package).__all__} - {"__version__"}
     assert not names - {*documented}, "add them to a page of docs/reference"
     assert [name for name in names if documented.count(name) > 1] == []
