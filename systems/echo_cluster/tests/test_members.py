@@ -84,3 +84,10 @@ def test_the_folder_of_a_slurm_job() -> None:
     assert slurm_folder({"ECHO_CLUSTER_DIR": "/shared", "SLURM_JOB_ID": "17"}) == Path("/shared/17")
     with pytest.raises(ConfigError, match="SLURM_JOB_ID is not set"):
         slurm_folder({"ECHO_CLUSTER_DIR": "/shared"})
+
+
+def test_the_members_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_CLUSTER_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    announce(tmp_path / "17", 3, ["tcp://127.0.0.1:5000"])
+    assert [member.name for member in find_members("slurm://")()] == ["shard-3"]

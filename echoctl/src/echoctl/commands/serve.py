@@ -10,30 +10,25 @@ from typing import Any
 
 import click
 
-from echo_core.base.errors import ConfigError, EchoError
+from echo_core.base.errors import EchoError
 from echo_core.base.plural import counted
 from echo_core.base.writing import write_whole
 from echo_core.config import config as configuration
-from echo_core.config.config import with_tables
 from echo_core.security.tokens import default_token_path
 from echo_core.server.server import Server
-from echo_core.spec import example as examples
 
 from .. import prometheus
 from ..ending import LOOK_SECONDS, end_signals
 from ..output import json_option, print_json
-from ..sources import files_option, load, words_argument
+from ..served import example_option, server_from
+from ..sources import files_option, words_argument
 
 __all__ = ["command"]
 
 
 @click.command(name="serve", short_help="run a server from a configuration")
 @files_option
-@click.option(
-    "--example",
-    "example_source",
-    help="The sample: a .toml or .npz file, or module:function. Default: the table [example] of the configuration.",
-)
+@example_option
 @click.option("--transport", help="Where to listen, such as tcp://127.0.0.1:0 (port 0: any free port).")
 @click.option("--sampler", help="Name of a sampler.")
 @click.option("--batch-size", type=int, help="Samples per batch.")
@@ -68,17 +63,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
     Example: echoctl serve -c echo.toml --address-file build/address server.batch_size=64
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    given = {"transport": transport, "sampler": sampler, "batch_size": batch_size}
-    items = [f"server.{key}={value}" for key, value in given.items() if value is not None]
-    config = load(files, words, *items)
-    example = examples.load(example_source) if example_source else config.example
-    if example is None:
-        raise ConfigError("the server needs an example of a sample; add a table [example] to the configuration, or give --example")
-    arguments = configuration.server_arguments(config)
-    if "transport" not in arguments:
-        raise ConfigError("no worker could connect; give --transport, such as tcp://127.0.0.1:5555, or server.transport in the configuration")
-    example, arguments = with_tables(arguments, example)
-    server = Server(example, **arguments)
+    server, config = server_from(files, words, example_source, transport=transport, sampler=sampler, batch_size=batch_size)
     served = False
     exporter = None
     drainer = threading.Thread(target=_drop_batches, args=(server,), name="echo-consume", daemon=True) if consume else None

@@ -156,6 +156,8 @@ class ClusterClient:
                 self._over = True  # calls find out for themselves
                 _log.info("%s", error)
             except EchoError as error:  # the calls of this client raise it
+                if self._closed.is_set():
+                    return
                 _log.warning("this worker found no new home: %s", error)
 
     def _move(self, former: Client, seconds: float) -> None:

@@ -8,20 +8,24 @@ from typing import Any
 
 import click
 
-from echo_core import Address, EchoError
+from echo_core import EchoError
 from echo_core.base.foreign_text import escaped
 from echo_core.client.observer import Observer
 from echoctl.output import json_option, print_json
 
 from .members import Member, find_members
 from .near import address_from_here
+from .serve_command import serve
 
 __all__ = ["command"]
 
 
-@click.group(name="cluster", short_help="watch the shards of echo-cluster")
+@click.group(name="cluster", short_help="run and watch the shards of echo-cluster")
 def command() -> None:
-    """Watch the shards of a cluster. `echoctl drain` takes one of them out of service."""
+    """Run and watch the shards of a cluster. `echoctl drain` takes one of them out of service."""
+
+
+command.add_command(serve)
 
 
 @command.command(name="status", short_help="show all shards: workers, items and masses")
@@ -32,7 +36,7 @@ def command() -> None:
 @json_option
 def status(members: tuple[str, ...], watch: bool, interval: float, timeout: float, as_json: bool) -> int:
     """Show the shards that MEMBERS name: several addresses, or one of file://FOLDER, dns://NAME:PORT?transport=tcp and slurm://."""
-    one = len(members) == 1 and Address.parse(members[0]).scheme in ("file", "dns", "slurm")
+    one = len(members) == 1 and members[0].partition("://")[0] in ("file", "dns", "slurm")
     find = find_members(members[0] if one else list(members))
     looks = 0
     while True:

@@ -20,6 +20,7 @@ __all__ = ["Member", "Members", "announce", "find_members", "slurm_folder"]
 MAX_FILE_BYTES = 4096
 MAX_FILES = 65_536
 HOST = "# host "
+SLURM = "slurm://"  # no address, as it has nothing after the scheme
 _NAME = re.compile(r"shard-(\d{1,5})")
 
 Members = Callable[[], "list[Member]"]
@@ -56,8 +57,9 @@ def find_members(given: Any, *, auth: bool = True) -> Members:
     if callable(given):
         return given  # type: ignore[no-any-return]
     if isinstance(given, (str, Address)):
-        address = Address.parse(given)
-        if address.scheme not in ("file", "dns", "slurm"):
+        of_job = str(given) == SLURM
+        address = Address("file", path=str(slurm_folder())) if of_job else Address.parse(given)
+        if address.scheme not in ("file", "dns"):
             return _listed([[address]])
         if not auth:
             raise SecurityError(
@@ -66,7 +68,7 @@ def find_members(given: Any, *, auth: bool = True) -> Members:
             )
         if address.scheme == "dns":
             return _by_dns(address)
-        folder = slurm_folder() if address.scheme == "slurm" else Path(address.path)
+        folder = Path(address.path)
         return lambda: _in_folder(folder)
     if isinstance(given, Iterable):
         return _listed([[Address.parse(one)] if isinstance(one, (str, Address)) else [Address.parse(each) for each in one] for one in given])
