@@ -108,7 +108,7 @@ def test_what_is_wrong_is_named(endpoint: Endpoint, fields: dict[str, Any], stat
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
 
-@pytest.mark.parametrize("messages", [None, [], [3], [{"role": "tool", "content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]])
+@pytest.mark.parametrize("messages", [None, [], [3], [{"role": "function", "content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]])
 def test_bad_conversations(endpoint: Endpoint, messages: object) -> None:
     status, answer, _ = call(endpoint, {"model": "echo", "messages": messages}, "/v1/chat/completions")
     assert status == 400 and answer["error"]["param"].startswith("messages")

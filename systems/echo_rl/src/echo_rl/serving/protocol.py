@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from echo_rl.engine import Request
-from echo_rl.serving.chat import ChatTemplate
+from echo_rl.serving.errors import ApiError
+from echo_rl.serving.messages import before_calls, tool_calls, wants_calls
 from echo_rl.serving.text import TextStream, Tokenizer
 
 MOST_LIKELIEST = 20
@@ -28,27 +29,15 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
     "response_format": ({"type": "text"},),
 }
 _COMMON = {"model", "n", "max_tokens", "temperature", "top_p", "stop", "stream", "stream_options", "seed", "logprobs", "return_token_ids"}
 
 
-class ApiError(Exception):
-    """An answer that is an error, in OpenAI's form."""
-
-    def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None, **headers: str
-    ) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 @dataclass(frozen=True)
 class Job:
     """The contents of one call. ``top`` says how many of the likeliest tokens are returned with the log-probabilities. It is None if the call wants no
-    log-probabilities."""
+    log-probabilities. ``calls`` says whether calls of tools are told apart from the text."""
 
     chat: bool
     prompts: tuple[tuple[int, ...], ...]
@@ -62,23 +51,27 @@ class Job:
     seed: int | None
     top: int | None
     token_ids: bool
+    calls: bool = False
 
     def all_prompts(self) -> list[tuple[int, ...]]:
         """Return each prompt ``n`` times, in the order of the answer's choices."""
         return [prompt for prompt in self.prompts for _ in range(self.n)]
 
 
+Prompts = Sequence[Sequence[int]]
+
+
 def parse(
-    body: object, chat: bool, model: str, tokenizer: Tokenizer, template: ChatTemplate, room: int, context: int, most: int, usual: int | None = None
+    body: object, chat: bool, model: str, read: Callable[[Mapping[str, Any]], Prompts], room: int, context: int, most: int, usual: int | None = None
 ) -> Job:
     """Check the body of a call. Raise ApiError, which names the field, for everything that this endpoint does not support. Nothing is ignored silently.
 
-    ``room`` bounds new tokens, ``context`` prompt and new tokens together, and ``most`` the choices. ``usual`` is the number of new tokens for calls that
-    give none, as the model's files name it.
+    ``read`` returns the prompts as tokens. ``room`` bounds new tokens, ``context`` prompt and new tokens together, and ``most`` the choices. ``usual`` is the
+    number of new tokens for calls that give none, as the model's files name it.
     """
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
-    known = _COMMON | ({"messages", "top_logprobs", "max_completion_tokens"} if chat else {"prompt"})
+    known = _COMMON | ({"messages", "tools", "tool_choice", "top_logprobs", "max_completion_tokens"} if chat else {"prompt"})
     for name, value in body.items():
         if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name] and not (name == "best_of" and value == body.get("n")):
             raise ApiError(400, f"{name}={value!r} is not supported here", param=name, code="unsupported_value")
@@ -87,7 +80,7 @@ def parse(
     if _field(body, "model", str) != model:
         raise ApiError(404, f"the model {body['model'][:200]!r} does not exist; this endpoint serves {model!r}", param="model", code="model_not_found")
     n = _field(body, "n", int, 1, 1, most)
-    prompts = (_conversation(body, tokenizer, template),) if chat else _prompts(body, tokenizer)
+    prompts = tuple(tuple(prompt) for prompt in read(body))
     if len(prompts) * n > most:
         raise ApiError(400, f"{len(prompts)} prompts with n={n} ask for {len(prompts) * n} choices; at most {most} are served at once", param="n")
     left = context - max(len(p) for p in prompts)
@@ -119,6 +112,7 @@ def parse(
         _field(body, "seed", int, None, 0, 2**63 - 1),
         _likeliest(body, chat),
         _field(body, "return_token_ids", bool, False),
+        chat and wants_calls(body),
     )
 
 
@@ -146,47 +140,6 @@ def _likeliest(body: Mapping[str, Any], chat: bool) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    given = body.get("prompt")
-    many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-    found = []
-    for prompt in many:
-        if isinstance(prompt, str):
-            prompt = _encode(tokenizer, prompt, "prompt")
-        if not isinstance(prompt, list) or not prompt or not all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
-            raise ApiError(400, "prompt must be a text, a list of tokens, or a list of these, none of them empty", param="prompt")
-        found.append(tuple(prompt))
-    return tuple(found)
-
-
-def _conversation(body: Mapping[str, Any], tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
-    given = body.get("messages")
-    if not isinstance(given, list) or not given or not all(isinstance(m, dict) for m in given):
-        raise ApiError(400, "messages must be a list of at least one object", param="messages")
-    messages = []
-    for i, message in enumerate(given):
-        role, content = message.get("role"), message.get("content")
-        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
-            content = "".join(part["text"] for part in content)
-        if role not in ("system", "developer", "user", "assistant") or not isinstance(content, str):
-            raise ApiError(400, f"messages[{i}] must have a role of system, developer, user or assistant, and a content of text", param=f"messages[{i}]")
-        messages.append({"role": role, "content": content})
-    try:
-        text = template(messages)
-    except ValueError as error:
-        raise ApiError(400, str(error), param="messages") from error
-    return tuple(_encode(tokenizer, text, "messages"))
-
-
-def _encode(tokenizer: Tokenizer, text: str, param: str) -> list[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # JSON can write half of a surrogate pair, which no tokenizer takes.
-        raise ApiError(400, f"{param} is no Unicode text: {error}"[:500], param=param) from error
-    return tokenizer.encode(text)
-
-
 class Choice:
     """One answer, which grows; ``take`` returns what is new of it as a piece of a stream, and all of it as one piece if it is called once at the end."""
 
@@ -194,23 +147,31 @@ class Choice:
         self._job, self._tokenizer, self.index, self.request, self.text = job, tokenizer, index, request, text
         self._tokens = self._chars = 0
 
-    def take(self, whole: bool = False) -> dict[str, Any] | None:
-        """Return a choice object with what came since the last call, or None if that is nothing. ``whole`` writes it as an answer that is no stream."""
+    def take(self, whole: bool = False, *, last: bool = True) -> dict[str, Any] | None:
+        """Return a choice object with what came since the last call, or None if that is nothing. ``whole`` writes it as an answer that is no stream.
+        Without ``last`` it says nothing of the end, also if the answer has ended."""
         job, request = self._job, self.request
-        finish = request.finish
+        finish = request.finish if last else None
         text = self.text.finish() if finish is not None else self.text.text
+        calls: list[dict[str, Any]] = []
+        if job.calls:
+            # What may be a call is held back until the answer is whole.
+            text, calls = self.answer() if finish is not None else (before_calls(text), [])
         # The engine may be adding a token in its thread; it appends to this list last.
         count = len(request.likeliest if job.top else request.versions)
         new, tokens = text[self._chars :], range(self._tokens, count)
         if not (new or finish or (tokens and (job.top is not None or job.token_ids))):
             return None
         first = self._tokens == 0
-        choice: dict[str, Any] = {"index": self.index, "finish_reason": finish, "logprobs": None}
+        choice: dict[str, Any] = {"index": self.index, "finish_reason": "tool_calls" if calls and finish == "stop" else finish, "logprobs": None}
         if not job.chat:
             choice["text"] = new
+        elif whole:
+            choice["message"] = self.message()
         else:
-            role = {"role": "assistant"} if first or whole else {}
-            choice["message" if whole else "delta"] = {**role, "content": new}
+            choice["delta"] = {**({"role": "assistant"} if first else {}), "content": new}
+            if calls:
+                choice["delta"]["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         if job.top is not None:
             choice["logprobs"] = {"content": [self._entry(i) for i in tokens]} if job.chat else self._table(tokens)
         if job.token_ids:
@@ -220,6 +181,16 @@ class Choice:
                 choice["prompt_token_ids"] = list(request.prompt)
         self._tokens, self._chars = count, len(text)
         return choice
+
+    def answer(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return the text of the whole answer and its calls of tools."""
+        text = self.text.finish()
+        return tool_calls(text, self.request.prompt) if self._job.calls else (text, [])
+
+    def message(self) -> dict[str, Any]:
+        """Return the whole answer as the message that the client gets."""
+        text, calls = self.answer()
+        return {"role": "assistant", "content": text or None, "tool_calls": calls} if calls else {"role": "assistant", "content": text}
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.decode([token])

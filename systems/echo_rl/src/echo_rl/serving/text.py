@@ -126,6 +126,17 @@ class TextStream:
             self._settle(last=True)
         return self.text
 
+    @property
+    def end(self) -> int | None:
+        """The last token, if it is one that ends answers."""
+        return self.tokens[-1] if self.tokens and self.tokens[-1] in self._ends else None
+
+    @property
+    def tail(self) -> str:
+        """What the tokens say behind the final text: a stop string, and what the last token has behind it."""
+        whole = self._tokenizer.decode(self.tokens[:-1] if self.end is not None else self.tokens)
+        return whole[len(self.text) :] if whole.startswith(self.text) else ""
+
     def _settle(self, last: bool) -> bool:
         if self.stopped:
             return True
