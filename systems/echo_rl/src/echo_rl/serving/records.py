@@ -33,8 +33,8 @@ def session_records(ended: EndedSession, schema: RolloutSchema, **extra: Any) ->
     records, counted = [], set[int]()
     for leaf in ended.branches:
         path = leaf.path()
-        rollout = _rollout(ended, leaf, 0, counted)
-        records.append(schema.pack([rollout], task=ended.task, prompt=path[0].given, **extra))
+        prompt = path[0].given
+        records.append(schema.pack([_rollout(ended, leaf, len(prompt), counted)], task=ended.task, prompt=prompt, **extra))
         counted.update(id(turn) for turn in path)
     return records
 

@@ -207,6 +207,8 @@ class Session:
             with self._changed:
                 if self.reward is None and not discard:
                     raise ApiError(400, "the session has no reward; give reward, or discard=true to end it without a record", param="reward", code="no_reward")
+                if not discard:
+                    self._refuse_empty()
                 self._closed = True
                 calls = list(self._calls)
             for call in calls:
@@ -214,10 +216,9 @@ class Session:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._calls, timeout):
                     raise TimeoutError(f"{len(self._calls)} calls of the session {self.id} did not end within {timeout} s")
-                if not self._turns.all and not discard:
-                    raise ApiError(400, "the session has no turn; end it with discard=true", code="no_turns")
                 ended = None
                 if not discard and self.reward is not None:
+                    self._refuse_empty()
                     leaves = tuple(self._turns.leaves())
                     ended = EndedSession(self.id, self.task, self.attempt, self.reward, finish, leaves, self.metadata)
             self._close(self, ended, ENDED)
@@ -258,6 +259,10 @@ class Session:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ApiError(403, "the session has ended", "permission_error", code="session_ended")
+
+    def _refuse_empty(self) -> None:
+        if not self._turns.all:
+            raise ApiError(400, "the session has no turn; end it with discard=true", code="no_turns")
 
     def _record(self, call: Call, index: int, choice: Choice) -> Turn:
         with self._changed:
