@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from echo_rl.engine import Model
+from echo_rl.engine.families.generation import Generation
 from echo_rl.serving import ApiError, EndedSession, Endpoint, EngineWorker, Session, SessionLimits
 from echo_rl.serving.chat import ChatTemplate
 
@@ -79,34 +80,27 @@ def test_what_is_new_is_written_by_the_template(endpoint: Endpoint) -> None:
     assert new == tokenizer.encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_an_end_that_was_sampled_is_not_repeated(endpoint: Endpoint) -> None:
-    tokenizer = endpoint.tokenizer
-    for seed in range(100):
-        session, said = endpoint.open_session(), []
-        first, _ = say(session, said, "hello", seed=seed, max_tokens=100)
-        if first["finish_reason"] == "stop":
-            break
-        session.end(discard=True)
-    assert first["token_ids"][-1] == tokenizer.end
-    second, _ = say(session, said, "more")
-    new = second["prompt_token_ids"][len(first["prompt_token_ids"]) + len(first["token_ids"]) :]
-    assert new == tokenizer.encode("\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+@pytest.mark.parametrize("how", ["token", "string"])
+def test_the_end_of_an_answer_is_not_repeated(endpoint: Endpoint, how: str) -> None:
+    """The tokens of the end or of a stop string are recorded, and the template writes the same behind the answer."""
+    tokenizer, said = endpoint.tokenizer, []
+    made = say(endpoint.open_session(), said, "hello", seed=1, max_tokens=40)[0]["token_ids"]
+    # An end that the model samples, after some other tokens.
+    end = next(t for i, t in enumerate(made) if i > 3 and t not in made[:i] and tokenizer.encode(text := tokenizer.decode([t])) == [t] and text.isascii())
+    text, fields = tokenizer.decode([end]), {}
+    if how == "token":
+        endpoint.worker.engine.model.generation = Generation(ends=(end,))
+    else:
+        fields = {"stop": [text]}
+    session, said = endpoint.open_session(), []
+    first, _ = say(session, said, "hello", seed=1, max_tokens=40, **fields)
+    assert first["finish_reason"] == "stop" and first["token_ids"] == made[: made.index(end) + 1] and text not in first["message"]["content"]
 
-
-def test_a_stop_string_is_not_repeated() -> None:
-    """The tokens of a stop string are recorded, and the plain template would write the same text behind the answer."""
-    with Endpoint(engine()) as endpoint:
-        for seed in range(100):
-            session, said = endpoint.open_session(), []
-            first, _ = say(session, said, "hello", seed=seed, stop=["\n"], max_tokens=200)
-            if first["finish_reason"] == "stop":
-                break
-            session.end(discard=True)
-        assert first["token_ids"][-1] == ord("\n") and "\n" not in first["message"]["content"]
-        second, headers = say(session, said, "more")
-        before = first["prompt_token_ids"] + first["token_ids"]
-        assert second["prompt_token_ids"][: len(before)] == before and headers["Echo-Branch-Began"] == "recorded"
-        assert bytes(second["prompt_token_ids"][len(before) :]) == b"user: more\nassistant:"
+    endpoint.template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.content }}" + text + "{% endfor %}<|im_start|>")
+    second, headers = say(session, said, "more")
+    before = first["prompt_token_ids"] + first["token_ids"]
+    assert second["prompt_token_ids"][: len(before)] == before and headers["Echo-Branch-Began"] == "recorded"
+    assert second["prompt_token_ids"][len(before) :] == tokenizer.encode(f"<|im_start|>more{text}<|im_start|>")
 
 
 def test_an_edited_history_begins_a_branch(endpoint: Endpoint, ended: list[EndedSession]) -> None:

@@ -1,5 +1,6 @@
 """Serve an engine: a thread that steps it, texts, an endpoint that speaks OpenAI's protocol, and sessions of agents that become records."""
 
+from echo_rl.serving.collector import SessionCollector
 from echo_rl.serving.endpoint import Endpoint
 from echo_rl.serving.errors import ApiError
 from echo_rl.serving.records import SessionGroups, group_record, oldest_version, session_records
@@ -16,6 +17,7 @@ __all__ = [
     "EngineWorker",
     "FileTokenizer",
     "Session",
+    "SessionCollector",
     "SessionGroups",
     "SessionLimits",
     "Stream",

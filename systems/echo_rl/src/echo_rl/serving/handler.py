@@ -104,7 +104,10 @@ class Handler(BaseHTTPRequestHandler):
         except Gone:
             self.close_connection = True
         except ApiError as error:
-            self._answer(error.status, error.body, error.headers)
+            if self._answering:
+                self.close_connection = True  # A stream that has begun can only be cut.
+            else:
+                self._answer(error.status, error.body, error.headers)
         except OSError:
             self.close_connection = True
             raise

@@ -122,17 +122,7 @@ class Session:
             self._refuse_closed()
             parent, limits = where.parent, self._limits
             fresh = parent is None or parent.claimed
-            began = "recorded"
-            if fresh:
-                began = (
-                    "template"
-                    if where.hidden
-                    else "resampled"
-                    if self._turns.was_answered(where.history)
-                    else "edited"
-                    if self._turns.all or self._calls
-                    else "start"
-                )
+            began = self._began(where) if fresh else "recorded"
             cost = n * turn_bytes(len(where.given), max_new)
             for name, asked, most in (
                 ("turns", len(self._turns.all) + self._reserved + n, limits.turns),
@@ -160,6 +150,14 @@ class Session:
             call = Call(self, where, places, not fresh, cost, self._asked)
             self._calls.add(call)
             return call
+
+    def _began(self, where: Continuation) -> str:
+        """Say why a call begins a branch."""
+        if where.hidden:
+            return "template"
+        if self._turns.was_answered(where.history):
+            return "resampled"
+        return "edited" if self._turns.all or self._calls else "start"
 
     def limited(self, where: Continuation) -> None:
         """Note that the branch could not go on because of the model's context."""
@@ -227,7 +225,9 @@ class Session:
 
     def end_if_idle(self, seconds: float) -> bool:
         """End the session without a record if no call was made for as many seconds. Return whether it has ended."""
-        with self._ending:
+        if not self._ending.acquire(blocking=False):
+            return False  # Somebody ends it, and may have to wait for whoever takes the record.
+        try:
             with self._changed:
                 if self.idle(time.monotonic()) < seconds:
                     return False
@@ -235,6 +235,8 @@ class Session:
             self._close(self, None, f"it was idle for {seconds} s")
             self._over = True
             return True
+        finally:
+            self._ending.release()
 
     def idle(self, now: float) -> float:
         """Return for how many seconds no call was made or under way."""
@@ -320,7 +322,7 @@ class Call:
             "Echo-Turn": str(depth),
             "Echo-Branch": ", ".join(str(branch) for branch, _ in self.places),
             "Echo-Branch-Began": ", ".join(began for _, began in self.places),
-            "Echo-Recorded-Tokens": str(len(self.where.recorded)),
+            "Echo-Recorded-Tokens": str(len(self.where.prompt) - len(self.where.given)),
         }
 
     @property

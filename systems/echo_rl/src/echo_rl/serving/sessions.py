@@ -17,6 +17,9 @@ from echo_rl.serving.session import ENDED, EndedSession, Session, SessionLimits
 REMEMBERED = 4096
 """How many ended sessions are remembered, so that a late call learns what has become of its session."""
 
+RETRY = 1.0
+"""Seconds after which an idle session that could not be ended is looked at again."""
+
 _log = logging.getLogger("echo.rl")
 
 
@@ -82,7 +85,6 @@ class Sessions:
             if self._watch is None:
                 self._watch = threading.Thread(target=self._end_idle, name="echo-rl-sessions", daemon=True)
                 self._watch.start()
-            self._changed.notify_all()
         return session
 
     def get(self, id: str) -> Session:
@@ -143,33 +145,32 @@ class Sessions:
             while len(self._ended) > REMEMBERED:
                 old, _ = self._ended.popitem(last=False)
                 del self._holders[self._keys.pop(old)]
-            self._changed.notify_all()
 
     def _end_idle(self) -> None:
+        idle = self.limits.idle
         while True:
+            now, left = time.monotonic(), idle
+            for session in self.all():
+                rest = idle - session.idle(now)
+                if rest <= 0:
+                    # One that is just being ended is looked at again.
+                    rest = idle if self._expire(session) else RETRY
+                left = min(left, rest)
             with self._changed:
-                if self._closed:
+                # A session that is opened now is idle no earlier than the next look.
+                if self._closed or self._changed.wait_for(lambda: self._closed, left):
                     return
-                sessions = list(self._open.values())
-            now, idle = time.monotonic(), self.limits.idle
-            waits = {session: session.idle(now) for session in sessions}
-            for session, seconds in waits.items():
-                if seconds >= idle:
-                    self._expire(session)
-            left = min((idle - seconds for seconds in waits.values() if seconds < idle), default=idle)
-            with self._changed:
-                if not self._closed and list(self._open.values()) == [s for s, seconds in waits.items() if seconds < idle]:
-                    self._changed.wait(left)
 
-    def _expire(self, session: Session) -> None:
+    def _expire(self, session: Session) -> bool:
         try:
             if not session.end_if_idle(self.limits.idle):
-                return
-        except (ApiError, TimeoutError):
-            return  # Somebody else ended it at the same moment.
+                return False
+        except ApiError:
+            return True  # Somebody else ended it at the same moment.
         _log.warning("the session %s of task %d was idle for %s s and has ended without a record", session.id, session.task, self.limits.idle)
         with self._changed:
             self.expired += 1
+        return True
 
 
 def _digest(key: str) -> bytes:

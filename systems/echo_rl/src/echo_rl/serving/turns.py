@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,16 +92,12 @@ class Continuation:
     given: Sequence[int]
     hidden: bool = False
 
-    @property
-    def recorded(self) -> list[int]:
-        """The recorded tokens that the prompt begins with."""
-        turns = self.parent.path() if self.parent else []
-        return [int(token) for turn in turns for part in (turn.given, turn.tokens) for token in part]
-
-    @property
+    @cached_property
     def prompt(self) -> list[int]:
         """The tokens that the model continues."""
-        return [*self.recorded, *self.given]
+        turns = self.parent.path() if self.parent else []
+        parts = [part for turn in turns for part in (turn.given, turn.tokens)]
+        return [*(np.concatenate(parts).tolist() if parts else ()), *self.given]
 
 
 class Turns:
