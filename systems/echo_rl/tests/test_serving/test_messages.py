@@ -34,6 +34,21 @@ def test_tools_calls_and_results_pass_through_the_template() -> None:
         ChatTemplate()(messages, [TOOL])
 
 
+def test_templates_of_other_shapes_show_what_is_behind_an_answer() -> None:
+    """They take the first message out, set tools themselves, trim, drop thoughts, or write calls instead of the content."""
+    llama = """
+{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{%- if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% set messages = messages[1:] %}{% endif %}
+{%- for m in messages %}{% if 'tool_calls' in m %}{{ '<h>' + (m.tool_calls[0].function.arguments | tojson) + '<eot>' }}
+{%- else %}{{ '<h>' + m.role + '</h>' + (m.content.split('</think>')[-1] | trim) + '<eot>' }}{% endif %}{% endfor %}<h>assistant</h>"""
+    said = checked_messages({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, CALLED, RESULT]})
+    assert ChatTemplate(llama).behind(said, 3, [TOOL]) == "<eot><h>tool</h>found<eot><h>assistant</h>"
+    assert ChatTemplate(llama)(said, [TOOL]).startswith('S<h>user</h>U<eot><h>{"q": "<b> é"}<eot>')
+    twice = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}")
+    assert twice.behind(said, 3) is None
+
+
 def test_what_clients_add_to_an_answer_makes_no_other_message() -> None:
     """Such as OpenAI's own class, which writes what is missing as null, and an index from the stream."""
     plain = {"role": "assistant", "content": "x"}
@@ -64,7 +79,7 @@ def test_wrong_messages_are_named(message: dict[str, Any], words: str) -> None:
     assert words in str(caught.value) and caught.value.status == 400
 
 
-@pytest.mark.parametrize("body", [{"tools": [3]}, {"tools": {} | {"a": 1}}, {"tools": [{"type": "web"}]}, {"tools": [TOOL], "tool_choice": "required"}])
+@pytest.mark.parametrize("body", [{"tools": [3]}, {"tools": {"a": 1}}, {"tools": [{"type": "web"}]}, {"tools": [TOOL], "tool_choice": "required"}])
 def test_wrong_tools_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="tool"):
         checked_tools(body)

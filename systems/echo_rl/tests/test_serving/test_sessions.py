@@ -37,7 +37,7 @@ def branches(session: Session) -> list[tuple[int, str, int]]:
     return [(entry["branch"], entry["began"], entry["turns"]) for entry in session.describe()["branches"]]
 
 
-def drifts(endpoint: Endpoint, sessions: bool, count: int = 20) -> int:
+def drifts(endpoint: Endpoint, sessions: bool, count: int) -> int:
     """Return how many second turns do not begin with the tokens of the first."""
     found = 0
     for i in range(count):
@@ -63,9 +63,9 @@ def drifts(endpoint: Endpoint, sessions: bool, count: int = 20) -> int:
 
 def test_no_turn_is_encoded_again(endpoint: Endpoint) -> None:
     """Without sessions nearly every second turn drifts, since a text has more than one encoding; with them none does, and its prefix is in the cache."""
-    assert drifts(endpoint, sessions=False) > 10
+    assert drifts(endpoint, sessions=False, count=8) > 4
     before = endpoint.worker.stats()
-    assert drifts(endpoint, sessions=True) == 0
+    assert drifts(endpoint, sessions=True, count=20) == 0
     after = endpoint.worker.stats()
     assert (after["hit_tokens"] - before["hit_tokens"]) / (after["asked_tokens"] - before["asked_tokens"]) > 0.6
 
@@ -80,15 +80,15 @@ def test_what_is_new_is_written_by_the_template(endpoint: Endpoint) -> None:
     assert new == tokenizer.encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("how", ["token", "string"])
+@pytest.mark.parametrize("how", ["token", "string", "token behind a space"])
 def test_the_end_of_an_answer_is_not_repeated(endpoint: Endpoint, how: str) -> None:
     """The tokens of the end or of a stop string are recorded, and the template writes the same behind the answer."""
     tokenizer, said = endpoint.tokenizer, []
     made = say(endpoint.open_session(), said, "hello", seed=1, max_tokens=40)[0]["token_ids"]
     # An end that the model samples, after some other tokens.
     end = next(t for i, t in enumerate(made) if i > 3 and t not in made[:i] and tokenizer.encode(text := tokenizer.decode([t])) == [t] and text.isascii())
-    text, fields = tokenizer.decode([end]), {}
-    if how == "token":
+    text, space, fields = tokenizer.decode([end]), " " if "space" in how else "", {}
+    if how != "string":
         endpoint.worker.engine.model.generation = Generation(ends=(end,))
     else:
         fields = {"stop": [text]}
@@ -96,11 +96,11 @@ def test_the_end_of_an_answer_is_not_repeated(endpoint: Endpoint, how: str) -> N
     first, _ = say(session, said, "hello", seed=1, max_tokens=40, **fields)
     assert first["finish_reason"] == "stop" and first["token_ids"] == made[: made.index(end) + 1] and text not in first["message"]["content"]
 
-    endpoint.template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.content }}" + text + "{% endfor %}<|im_start|>")
+    endpoint.template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.content }}" + space + text + "{% endfor %}<|im_start|>")
     second, headers = say(session, said, "more")
     before = first["prompt_token_ids"] + first["token_ids"]
     assert second["prompt_token_ids"][: len(before)] == before and headers["Echo-Branch-Began"] == "recorded"
-    assert second["prompt_token_ids"][len(before) :] == tokenizer.encode(f"<|im_start|>more{text}<|im_start|>")
+    assert second["prompt_token_ids"][len(before) :] == tokenizer.encode(f"<|im_start|>more{space}{text}<|im_start|>")
 
 
 def test_an_edited_history_begins_a_branch(endpoint: Endpoint, ended: list[EndedSession]) -> None:

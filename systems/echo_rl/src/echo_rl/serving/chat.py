@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -26,11 +27,8 @@ class ChatTemplate:
     def __init__(self, source: str | None = None, special: Mapping[str, str] | None = None) -> None:
         self._special, self._template, self._takes_tools = dict(special or {}), None, False
         if source is not None:
-            from jinja2 import meta
-
-            environment = _environment()
-            self._template = environment.from_string(source)
-            self._takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            self._template = _environment().from_string(source)
+            self._takes_tools = re.search(r"\btools\b", source) is not None
 
     @classmethod
     def of(cls, folder: str | Path) -> ChatTemplate:

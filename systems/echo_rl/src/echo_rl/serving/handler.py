@@ -197,17 +197,23 @@ class Handler(BaseHTTPRequestHandler):
             if not job.stream:
                 for _ in self._progress(choices, call):
                     pass
-                for choice in choices if call else ():
-                    call.record(choice)
-                self._answer(200, {**head, "choices": [c.take(whole=True) for c in choices], "usage": usage(job, requests)}, call and call.headers)
-                for choice in choices if call else ():
-                    call.delivered(choice)
+                if call is not None:
+                    for choice in choices:
+                        call.record(choice)
+                found = [choice.take(whole=True) for choice in choices]
+                self._answer(200, {**head, "choices": found, "usage": usage(job, requests)}, call.headers if call else None)
+                if call is not None:
+                    for choice in choices:
+                        call.delivered(choice)
                 return
             self._begin_stream(call.headers if call else {})
             left = list(choices)
 
             def send(choice: Choice) -> None:
-                ended = choice.request.finish is not None
+                finish = choice.request.finish
+                if finish == "abort":
+                    return
+                ended = finish is not None
                 if ended and call is not None:
                     call.record(choice)
                 piece = choice.take(last=ended)
@@ -221,8 +227,7 @@ class Handler(BaseHTTPRequestHandler):
 
             for _ in self._progress(choices, call):
                 for choice in list(left):
-                    if choice.request.finish != "abort":
-                        send(choice)
+                    send(choice)
             for choice in list(left):
                 send(choice)
             if job.usage:

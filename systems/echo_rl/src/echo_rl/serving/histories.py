@@ -79,7 +79,13 @@ class ChatHistory:
         if text is None:
             return None
         tokens = encode(self._tokenizer, text.removeprefix(answer.tail), "messages")
-        return tokens[1:] if answer.end is not None and tokens[:1] == [answer.end] else tokens
+        # Some templates write a space before the end, which the model has not sampled.
+        for i, token in enumerate(tokens if answer.end is not None else ()):
+            if token == answer.end:
+                return tokens[i + 1 :]
+            if self._tokenizer.decode([token]).strip():
+                break
+        return tokens
 
     def answered(self, choice: Choice) -> bytes:
         """Return the bytes of the messages and the answer."""

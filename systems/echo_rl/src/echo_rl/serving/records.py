@@ -131,7 +131,11 @@ class SessionGroups:
 
 def _rollout(ended: EndedSession, leaf: Turn, skip: int, counted: set[int]) -> Rollout:
     """Return a branch as a rollout, without the first ``skip`` tokens of its prompt; turns in ``counted`` are not counted by the loss."""
-    tokens, logprobs, versions, mask, turns, at = [], [], [], [], [], 0
+    tokens: list[Any] = []
+    logprobs: list[Any] = []
+    versions: list[Any] = []
+    mask: list[Any] = []
+    turns, at = [], 0
     for i, turn in enumerate(leaf.path()):
         given = turn.given[skip:] if i == 0 else turn.given
         made, before = len(turn.tokens), len(given)
@@ -142,8 +146,16 @@ def _rollout(ended: EndedSession, leaf: Turn, skip: int, counted: set[int]) -> R
         versions += [np.full(before, NOT_SAMPLED, np.int32), turn.versions]
         mask += [np.zeros(before, np.bool_), np.full(made, id(turn) not in counted)]
     finish = ended.finish or ("length" if leaf.limited or leaf.finish == "length" else "stop")
-    parts = [np.concatenate(part) for part in (tokens, logprobs, versions, mask)]
-    return Rollout(*parts, turns=turns, reward=ended.reward, attempt=ended.attempt, finish=finish)
+    return Rollout(
+        np.concatenate(tokens),
+        np.concatenate(logprobs),
+        np.concatenate(versions),
+        np.concatenate(mask),
+        turns=turns,
+        reward=ended.reward,
+        attempt=ended.attempt,
+        finish=finish,
+    )
 
 
 def _leaf(ended: EndedSession, branch: Which) -> Turn:
