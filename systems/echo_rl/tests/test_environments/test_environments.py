@@ -113,7 +113,6 @@ def test_a_step_before_the_first_reset_is_refused(scripted: str) -> None:
     ("name", "options", "fault"),
     [
         ("digit", {}, "did you mean 'digits'"),
-        ("alfworld", {}, "the packages alfworld and textworld"),
         ("digits", {"size": 3}, "no option size; its options are length, base, reward"),
         ("digits", {"length": 3.0}, "length has to be a whole number"),
         ("digits", {"reward": "best"}, "reward has to be"),

