@@ -14,7 +14,7 @@ from echo_rl.environments import EnvironmentFailure, make_environment
 from echo_rl.environments.minigrid import ACTIONS, MiniGridConfig, MiniGridEnvironment
 
 sys.path.insert(0, str(Path(__file__).parent))
-from playing import episode, farmed, successes, trace  # noqa: E402
+from playing import episode, farmed, successes, trace
 
 pytest.importorskip("minigrid", reason="minigrid is not installed")
 
@@ -24,7 +24,9 @@ def test_the_seeds_snippet() -> None:
     assert "use the key to open the door" in env.reset(0)
 
 
-@pytest.mark.parametrize("options", [{}, {"task_type": "multi_object", "num_objects": 4}, {"task_type": "navigation", "grid_size": 6}, {"env_id": "BabyAI-GoToLocal-v0"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"task_type": "multi_object", "num_objects": 4}, {"task_type": "navigation", "grid_size": 6}, {"env_id": "BabyAI-GoToLocal-v0"}]
+)
 def test_the_oracle_solves_it_and_seeds_reproduce_it(options: dict[str, Any]) -> None:
     task = make_environment("minigrid", **options)
     assert successes(task, "oracle", 20) >= 0.95
@@ -58,7 +60,9 @@ def test_arrays_are_the_view_as_one_hot_vectors() -> None:
     assert seen.dtype == np.float32 and environment.observation_space.contains(seen) and environment.action_space.n == 7
     image = environment._env.gen_obs()["image"]
     cells = seen[:980].reshape(7, 7, 20)
-    assert np.array_equal(cells[..., :11].argmax(-1), image[..., 0]) and np.array_equal(cells[..., 17:].argmax(-1), image[..., 2]) and seen.sum() == 7 * 7 * 3 + 1
+    assert (
+        np.array_equal(cells[..., :11].argmax(-1), image[..., 0]) and np.array_equal(cells[..., 17:].argmax(-1), image[..., 2]) and seen.sum() == 7 * 7 * 3 + 1
+    )
 
 
 def test_the_view_in_words_is_what_the_library_shows() -> None:
@@ -66,7 +70,7 @@ def test_the_view_in_words_is_what_the_library_shows() -> None:
     environment: Any = task.environment
     for seed in range(10):
         text, grid = task.reset(seed), environment._env
-        direction = "east south west north".split()[grid.agent_dir]
+        direction = ["east", "south", "west", "north"][grid.agent_dir]
         assert f"You face {direction}." in text
         x, y = (int(a + b) for a, b in zip(grid.agent_pos, grid.dir_vec, strict=True))
         before = grid.grid.get(x, y)

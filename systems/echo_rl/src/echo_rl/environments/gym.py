@@ -28,7 +28,7 @@ class GymEnvironment:
         try:
             gymnasium = importlib.import_module("gymnasium")
         except ImportError as error:
-            raise ConfigError(f'environment gym:{id} needs Gymnasium: pip install gymnasium') from error
+            raise ConfigError(f"environment gym:{id} needs Gymnasium: pip install gymnasium") from error
         try:
             self._environment: Any = gymnasium.make(id, **options)
         except Exception as error:

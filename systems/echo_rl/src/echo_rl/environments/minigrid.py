@@ -34,7 +34,8 @@ class MiniGridConfig(TaskConfig):
     Attributes:
         grid_size: the side of the grid with its walls, 5 to 25; only without ``env_id``. 8 by default.
         num_objects: how many objects lie in the grid, for ``multi_object`` only. 3 by default.
-        task_type: ``"key_door"``: DoorKey. ``"multi_object"``: Fetch, where one of several objects is to be picked up. ``"navigation"``: Empty, from a random place.
+        task_type: ``"key_door"``: DoorKey. ``"multi_object"``: Fetch, where one of several objects is to be picked up.
+            ``"navigation"``: Empty, from a random place.
         env_id: an id of the library instead, such as ``"BabyAI-GoToRedBall-v0"``.
         observation: ``"text"``, or ``"array"``: float32 of shape (984,), the 7 x 7 view as one-hot kinds, colours and states, and the direction.
         action_space_size: 7, the library's actions.
@@ -67,8 +68,8 @@ class MiniGridConfig(TaskConfig):
 class MiniGridEnvironment(TaskEnvironment):
     """A grid world. The agent sees seven by seven cells before it, and nothing behind walls.
 
-    An action is its number or its name, such as ``"go forward"``. Another text does nothing and takes a step. The reward is the library's: 1 - 0.9 (steps / limit)
-    at success, else 0.
+    An action is its number or its name, such as ``"go forward"``. Another text does nothing and takes a step. The reward is the
+    library's: 1 - 0.9 (steps / limit) at success, else 0.
 
     Attributes:
         observation_space, action_space: Gymnasium's spaces of the arrays and numbers.
@@ -98,7 +99,8 @@ class MiniGridEnvironment(TaskEnvironment):
     def solve(self) -> str:
         """The next action of an oracle that sees the whole grid: BabyAI's bot for its levels, otherwise a shortest way.
 
-        Raises EnvironmentFailure if there is no way. The way is to a goal or to the object to pick up, with keys and doors on it; other missions have no oracle.
+        Raises EnvironmentFailure if there is no way. The way is to a goal or to the object to pick up, with keys and doors on it; other
+        missions have no oracle.
         """
         if self._advice is None:
             if hasattr(self._env, "instrs"):
@@ -211,7 +213,8 @@ def _described(seen: Any, carrying: Any) -> str:
         if distance is not None:
             walls.append(f"{distance} {words}")
     held = f"You carry a {carrying.color} {carrying.type}. " if carrying is not None else ""
-    return f"Mission: {seen['mission']}. You face {DIRECTIONS[seen['direction']]}. {held}You see: {', '.join(parts) or 'nothing'}. Walls: {', '.join(walls) or 'none near'}."
+    view = f"{held}You see: {', '.join(parts) or 'nothing'}. Walls: {', '.join(walls) or 'none near'}."
+    return f"Mission: {seen['mission']}. You face {DIRECTIONS[seen['direction']]}. {view}"
 
 
 def _place(right: int, ahead: int) -> str:
@@ -228,7 +231,12 @@ def shortest(env: Any) -> list[int]:
     """
     cells = {(x, y): env.grid.get(x, y) for x in range(env.width) for y in range(env.height)}
     wanted = (env.targetType, env.targetColor) if hasattr(env, "targetType") else None
-    start = (tuple(map(int, env.agent_pos)), int(env.agent_dir), env.carrying, frozenset(at for at, cell in cells.items() if cell is not None and cell.type == "door" and cell.is_open))
+    start = (
+        tuple(map(int, env.agent_pos)),
+        int(env.agent_dir),
+        env.carrying,
+        frozenset(at for at, cell in cells.items() if cell is not None and cell.type == "door" and cell.is_open),
+    )
     queue, before = deque([start]), {start: (start, -1)}
     while queue:
         state = queue.popleft()
