@@ -74,7 +74,8 @@ class ARCConfig(TaskConfig):
 
 
 class ARCEnvironment(TaskEnvironment):
-    """A puzzle an episode. The observation shows solved examples and a question as rows of digits, with a dot for a hidden cell. The action is the whole grid of the answer.
+    """A puzzle an episode. The observation shows solved examples and a question as rows of digits, with a dot for a hidden cell. The action
+    is the whole grid of the answer.
 
     Rows of an answer are lines, or parted by ``/``; spaces, commas and brackets between digits do not count. An answer that is no grid takes an attempt. With
     ``transformation``, successive seeds go through all questions of the chosen tasks, each once before the first comes again.
