@@ -1,0 +1,1 @@
+"""Functions of the code tasks: where they come from, and where they run."""
