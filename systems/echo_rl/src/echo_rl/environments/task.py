@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from echo_core import ConfigError
+from echo_core.base.installing import how_to_install
 from echo_rl.checks import Rule, check_fields, optional, real, whole
 from echo_rl.environments.base import EnvironmentFailure
 
-__all__ = ["Outcome", "TaskConfig", "TaskEnvironment", "check_task", "only"]
+__all__ = ["Outcome", "TaskConfig", "TaskEnvironment", "check_task", "needs", "only"]
 
 
 def only(*values: Any, because: str) -> Rule:
@@ -133,4 +134,4 @@ def needs(task: str, package: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except ImportError as error:
-        raise ConfigError(f"environment {task!r} needs {package}, which is not installed: pip install 'echo-rl[envs]' ({error})") from error
+        raise ConfigError(f"environment {task!r} needs {package}, which is not installed ({error}); {how_to_install('echo-rl[envs]')}") from error

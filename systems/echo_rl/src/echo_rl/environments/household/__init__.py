@@ -1,0 +1,1 @@
+"""A household in text: games that are made from a seed, their rules, and an oracle."""
