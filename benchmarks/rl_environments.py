@@ -2,7 +2,8 @@
 
     python -m benchmarks.rl_environments [--episodes 200] [NAME ...]
 
-It prints a row of Markdown for each task. Episodes have the seeds from 0 on. CPU time is that of this process and of those that it started; it includes ``reset``.
+It prints a row of Markdown for each task. Episodes have the seeds from 0 on. CPU time is that of this process and of those that
+it started; it includes ``reset``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from echo_rl.environments import CheckedEnvironment, make_environment
 
+HOUSEHOLD = ("pick_and_place", "look_in_light", "clean_and_place", "heat_and_place", "cool_and_place", "pick_two")
 #: The rows: a title, the environment, its options, and by which number its episodes are divided because they take long.
 TASKS: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("minigrid, key_door, 8 x 8", "minigrid", {}, 2),
@@ -29,8 +31,8 @@ TASKS: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("cruxeval, output", "cruxeval", {}, 1),
     ("cruxeval, input", "cruxeval", {"task_type": "input", "allow_code": True}, 2),
     ("cruxeval, repair", "cruxeval", {"task_type": "repair", "allow_code": True}, 2),
-    *((f"alfworld, {kind}", "alfworld", {"task_type": kind}, 1) for kind in ("pick_and_place", "look_in_light", "clean_and_place", "heat_and_place", "cool_and_place", "pick_two")),
-)  # fmt: skip
+    *((f"alfworld, {kind}", "alfworld", {"task_type": kind}, 1) for kind in HOUSEHOLD),
+)
 
 
 def cpu() -> float:

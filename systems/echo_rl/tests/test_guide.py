@@ -1,4 +1,4 @@
-"""Every Python block of docs/rl-engine.md runs, each as a program of its own."""
+"""Every Python block of docs/rl-engine.md and docs/rl-environments.md runs, each as a program of its own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "rl-engine.md"
-BLOCKS = re.findall(r"^```python needs=(\w+)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+from echo_rl import environments
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = {"rl-engine.md": 4, "rl-environments.md": 3}
+BLOCKS = [(page, *block) for page in PAGES for block in re.findall(r"^```python needs=(\w+)\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)]
 
 
 def test_there_are_blocks() -> None:
-    assert len(BLOCKS) >= 4
+    assert all(sum(name == page for name, *_ in BLOCKS) >= least for page, least in PAGES.items())
 
 
-@pytest.mark.parametrize(("library", "code"), BLOCKS, ids=[str(i) for i in range(len(BLOCKS))])
-def test_a_block(library: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "library", "code"), BLOCKS, ids=[str(i) for i in range(len(BLOCKS))])
+def test_a_block(page: str, library: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    exec(compile(code, str(PAGE), "exec"), {"__name__": "__main__"})
+    monkeypatch.setattr(environments, "_registered", {})
+    exec(compile(code, str(DOCS / page), "exec"), {"__name__": "__main__"})

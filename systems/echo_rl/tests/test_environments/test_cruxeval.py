@@ -66,6 +66,18 @@ def test_a_repair_must_pass_tests_that_are_not_shown() -> None:
     assert reward == 1.0 and over and info["success"]
 
 
+def test_each_made_function_has_a_fault_that_its_tests_find(file: Any) -> None:
+    environment = CRUXEvalEnvironment(CRUXEvalConfig(task_type="repair", allow_code=True))
+    for seed in range(100):
+        text = environment.reset(seed)
+        assert "and returns" in text or "and fails" in text
+    known = CRUXEvalEnvironment(
+        CRUXEvalConfig(task_type="repair", allow_code=True, path=file({"code": "def f(x):\n    return x\n", "input": "1", "output": "1"}))
+    )
+    with pytest.raises(EnvironmentFailure, match="no single fault of function 1 fails its shown tests"):
+        known.reset(0)
+
+
 def test_an_answer_that_is_no_literal_is_not_executed(tmp_path: Path) -> None:
     for kind in ("output", "input"):
         task = make_environment("cruxeval", task_type=kind, allow_code=True, attempts=4)

@@ -54,7 +54,7 @@ def confined() -> None:
         pytest.skip("the kernel gives an unprivileged process no namespaces")
 
 
-def results(*calls: str, seconds: float = 5.0) -> list[str]:
+def results(*calls: str, seconds: float = 20.0) -> list[str]:
     return [answer.value if answer.value is not None else f"! {answer.error}" for answer in sandbox.call(CODE, "f", calls, seconds=seconds)]
 
 
@@ -90,13 +90,13 @@ def test_memory_files_and_processes_are_limited(namespaces: bool, monkeypatch: p
 
 def test_time_is_limited_and_earlier_results_count() -> None:
     begun = time.monotonic()
-    answers = sandbox.call("def f(x):\n    while x:\n        pass\n    return 'done'\n", "f", ["0", "1", "0"], seconds=0.5)
-    assert [answer.value for answer in answers] == ["'done'", None, None] and time.monotonic() - begun < 15
+    answers = sandbox.call("def f(x):\n    while x:\n        pass\n    return 'done'\n", "f", ["0", "1", "0"], seconds=2)
+    assert [answer.value for answer in answers] == ["'done'", None, None] and time.monotonic() - begun < 60
 
 
 def test_code_that_cannot_run_is_an_error_of_each_call() -> None:
-    assert "SyntaxError" in (sandbox.call("def f(:", "f", ["1"], seconds=1)[0].error or "")
-    assert "KeyError" in (sandbox.call("x = 1", "f", ["1"], seconds=1)[0].error or "")
+    assert "SyntaxError" in (sandbox.call("def f(:", "f", ["1"], seconds=20)[0].error or "")
+    assert "KeyError" in (sandbox.call("x = 1", "f", ["1"], seconds=20)[0].error or "")
 
 
 def test_no_process_outlives_a_killed_caller() -> None:
@@ -130,7 +130,7 @@ def _ended(pid: int) -> bool:
 
 
 def _burning(pid: int) -> bool:
-    """Whether a process has used a quarter of a second: the endless function runs."""
+    """Whether a process has used half a second of CPU time: the endless function runs."""
     try:
         used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
     except OSError:

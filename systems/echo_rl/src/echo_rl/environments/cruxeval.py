@@ -104,27 +104,32 @@ class CRUXEvalEnvironment(TaskEnvironment):
 
     def _begin(self, seed: int) -> str:
         self._left = self.config.attempts
-        self._right = self._chosen(seed)
-        self._function = self._faulty(seed) if self.config.task_type == "repair" else self._right
-        return self._observation()
+        takes = 1 if self._functions is not None else 100  # a made function whose tests find no single fault gives way to the next
+        for take in range(takes):
+            self._right = self._chosen(seed, take)
+            faulty = self._faulty(seed) if self.config.task_type == "repair" else self._right
+            if faulty is not None:
+                self._function = faulty
+                return self._observation()
+        raise EnvironmentFailure(f"cruxeval: no single fault of function {self._right.label} fails its shown tests; give it more inputs, or leave it out")
 
-    def _chosen(self, seed: int) -> Function:
+    def _chosen(self, seed: int, take: int) -> Function:
         config = self.config
         most = config.max_test_cases if config.task_type == "repair" else 1
         if self._functions is None:
-            return functions.made(seed, config.max_code_length, most)
+            return functions.made(seed, config.max_code_length, most, take)
         found = self._functions[seed % len(self._functions)]
         found = Function(found.name, found.code, found.calls[:most], found.results[:most], found.label)
         return found if "" not in found.results else functions.with_results(found, self._results(found.code, found, strict=True))
 
-    def _faulty(self, seed: int) -> Function:
-        """The function with a fault that its shown tests find."""
+    def _faulty(self, seed: int) -> Function | None:
+        """The function with a fault that its shown tests find; None if there is none."""
         right = self._right
         for code in functions.faults(right.code, seed):
             results = functions.evaluated(code, right.name, list(right.calls)) if self._functions is None else self._results(code, right)
             if any(not _same(one, two) for one, two in list(zip(results, right.results, strict=True))[: self._shown]):
                 return Function(right.name, code, right.calls, results, right.label)
-        raise EnvironmentFailure(f"cruxeval: no single fault of function {right.label} fails its shown tests; give it more inputs, or leave it out")
+        return None
 
     @property
     def _shown(self) -> int:

@@ -59,7 +59,7 @@ class MiniGridConfig(TaskConfig):
             observation=one_of("text", "array"),
             action_space_size=only(7, because="MiniGrid has seven actions"),
         )
-        if self.env_id is not None and not (self.grid_size is self.num_objects is self.task_type is None):
+        if self.env_id is not None and not (self.grid_size is None and self.num_objects is None and self.task_type is None):
             raise ConfigError("minigrid: env_id names the whole task, so grid_size, num_objects and task_type have to be left out")
         if self.num_objects is not None and self.task_type != "multi_object":
             raise ConfigError("minigrid: num_objects is for task_type='multi_object'; the other tasks have their own objects")
@@ -191,7 +191,8 @@ def _one_hot() -> np.ndarray:
 
 
 def _cell_numbers(image: Any) -> np.ndarray:
-    return (image[..., 0].astype(np.intp) * 6 + image[..., 1]) * 3 + image[..., 2]
+    """The number of each cell's kind, colour and state, by which ``_one_hot`` is indexed."""
+    return np.asarray((image[..., 0].astype(np.intp) * 6 + image[..., 1]) * 3 + image[..., 2])
 
 
 def _described(seen: Any, carrying: Any) -> str:
@@ -232,7 +233,7 @@ def shortest(env: Any) -> list[int]:
     cells = {(x, y): env.grid.get(x, y) for x in range(env.width) for y in range(env.height)}
     wanted = (env.targetType, env.targetColor) if hasattr(env, "targetType") else None
     start = (
-        tuple(map(int, env.agent_pos)),
+        (int(env.agent_pos[0]), int(env.agent_pos[1])),
         int(env.agent_dir),
         env.carrying,
         frozenset(at for at, cell in cells.items() if cell is not None and cell.type == "door" and cell.is_open),

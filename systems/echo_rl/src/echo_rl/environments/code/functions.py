@@ -81,9 +81,12 @@ TEXT_ENDS = (
 LETTERS = "abcdefgh"
 
 
-def made(seed: int, longest: int, calls: int) -> Function:
-    """A function of this seed, of at most ``longest`` characters. It ends for every list of integers or text, and it is our own, so it runs in this process."""
-    rng = np.random.default_rng([seed, 46])
+def made(seed: int, longest: int, calls: int, take: int = 0) -> Function:
+    """A function of this seed, of at most ``longest`` characters; another ``take`` gives another one.
+
+    It ends for every list of integers or text, and it is our own, so it runs in this process.
+    """
+    rng = np.random.default_rng([seed, 46, take])
     while True:
         words = rng.random() < 0.5
         steps, ends = (TEXT_STEPS, TEXT_ENDS) if words else (LIST_STEPS, LIST_ENDS)

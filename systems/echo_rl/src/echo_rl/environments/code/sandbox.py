@@ -30,7 +30,7 @@ _log = logging.getLogger("echo.rl")
 PROGRAM = Path(__file__).with_name("confined.py")
 MOST_OUTPUT = 1 << 20
 MEMORY = 512 << 20
-STARTING = 20.0
+STARTING = 60.0
 
 
 class SandboxFailure(EchoError):

@@ -28,8 +28,8 @@ class Engine:
 
     def __init__(self) -> None:
         try:
-            self._alfworld = importlib.import_module("alfworld")
-            self._textworld = importlib.import_module("textworld")
+            self._alfworld: Any = importlib.import_module("alfworld")
+            self._textworld: Any = importlib.import_module("textworld")
             self._names = importlib.import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
         except ImportError as error:
             raise ConfigError(
