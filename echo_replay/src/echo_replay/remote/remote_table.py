@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,16 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, SpecError
-from echo_core.base.memory.recycled import empty
 from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait
 from echo_core.spec.spec import Spec
 from echo_core.store.sampler import Keys, check_keys, check_priorities
-from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, max_rows, split
+from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, join, max_rows, split
 
 from ..tables.replay_info import importance_weights
 from . import asking_again
 from .asking_again import FINAL, patience
+from .batch_memory import BatchMemory
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from echo_core.wire.protocol import Buffer
     from echo_core.wire.transport import Pending
 
-__all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
+__all__ = ["Drawing", "PendingSample", "RemoteInfo", "RemoteSample", "RemoteTable", "lag_factors", "weights_of"]
 
 AHEAD = 2  # messages of one batch under way; with more, data in the processor's caches would be overwritten before it is read
 
@@ -46,6 +47,7 @@ class RemoteInfo(NamedTuple):
     policy_versions: np.ndarray | None = None
     mass: float | None = None
     beta: float = 0.0  # the exponent of `weights`
+    lag_weight: float = 1.0  # by which `weights` are multiplied for each version that an item's policy is older than the newest
 
 
 class RemoteSample(NamedTuple):
@@ -81,6 +83,9 @@ class Drawing:
     first: tuple[dict[str, Any], Buffer] | None = None  # the first answer, once it has arrived
     number: int = 0  # of the first request; the others of a large batch name it
     lost: bool = False  # the connection was lost since the first request was sent
+    turn: Turn | None = None  # the first request, if it was sent before anybody waits
+    memory: BatchMemory | None = None  # of a larger batch that this one is a part of
+    comes_back: bool = True  # False: a lost connection is an error at once
 
     def begin(self) -> None:
         """The first request is about to be sent. It keeps its number if it is sent again."""
@@ -221,7 +226,8 @@ class RemoteTable:
             EchoTimeoutError: the rate limiter allowed no such batch in time. ClosedError: the server is closed. ConnectionClosedError: the
                 connection was lost and did not return in time, or items that are drawn only a few times were lost with it.
         """
-        return self._finish(self._begin(n, beta), timeout)
+        sample: RemoteSample = self._finish(self._begin(n, beta), timeout)
+        return sample
 
     def sample_units(self, units: Mapping[str, int], timeout: float | None = None, beta: float | None = None) -> Any:
         """Draw by a budget of rows, which only a table of samples of varying length can; this one raises ConfigError."""
@@ -231,6 +237,31 @@ class RemoteTable:
         """How a batch is requested: the items per message, the leaves, and further arguments."""
         return messages_of(self._spec.sample_bytes), self._spec.leaves, {}
 
+    def sample_begin(self, n: int, timeout: float | None = None, beta: float | None = None) -> PendingSample:
+        """Ask for a batch, and return at once: `collect()` of the result waits for it. So one thread can ask many servers at the same time.
+
+        Args:
+            n: items.
+            timeout: seconds that the request may wait at its table, from now on. None is the client's.
+            beta: exponent of the weights; None is the table's own.
+
+        Raises:
+            ValueError: n is not a whole number of at least 1. ConnectionClosedError, ClosedError: the request could not be sent.
+        """
+        drawing, seconds = self._begin(n, beta), self._seconds(timeout)
+        drawing.begin()
+        drawing.turn = self._turn(drawing, seconds)
+        drawing.turn.begin()
+        return PendingSample(self, drawing, drawing.turn, seconds)
+
+    def memory(self, n: int) -> BatchMemory:
+        """Memory for a batch of n items of this table, for `PendingSample.collect_into`."""
+        return BatchMemory(n, self._plan()[1])
+
+    def made(self, leaves: list[np.ndarray], info: Any, keys: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Any:
+        """The sample with these arrays, in the order of `BatchMemory.leaves`."""
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+
     def _begin(self, n: int, beta: float | None) -> Drawing:
         """Prepare a batch; `_finish` sends the remaining requests and waits for the answers."""
         if not hasattr(type(n), "__index__") or n < 1:
@@ -238,70 +269,74 @@ class RemoteTable:
         step, wanted, more = self._plan()
         return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
 
-    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
-        (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
-        weights = importance_weights(probabilities, figures["beta"])
-        if info.policy_versions is not None and figures["lag_weight"] != 1:
-            lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
-            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
-        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> Any:
+        memory, figures = self._draw(drawing, timeout, answered)
+        inverse = 1.0 / memory.probabilities
+        info = self._info(figures, memory, 0, float(inverse.sum() ** 2 / inverse.dot(inverse)))
+        return self.made(memory.leaves, info, memory.keys, memory.probabilities, weights_of(memory.probabilities, info))
 
-    def _draw(
-        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
-    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
-        """The keys, probabilities and leaves of a batch, and information about the table and the draw. `answered` is called after each answer."""
-        n, step, wanted = drawing.n, drawing.step, drawing.wanted
+    def _draw(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> tuple[BatchMemory, dict[str, Any]]:
+        """The arrays of a batch, and the body of its last answer. `answered` is called after each answer."""
+        n, step = drawing.n, drawing.step
         wait = Wait(self._seconds(timeout))  # for all messages together
-        arrays: list[np.ndarray] = []
-        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
-        start = 0
-        while start < n:
-            k = min(step, n - start)
-            if start == 0:
-                body, blob = drawing.first or self._first(drawing, wait.left())
-                drawing.to_ask = max(drawing.to_ask, k)
-            else:
-                try:
-                    body, blob = self._part(drawing, start, wait.left())
-                except ConnectionClosedError as error:
-                    if isinstance(error, FINAL) or not wait.left():
-                        raise
-                    drawing.lose()
-                    start = 0
-                    continue
-            if body.get("closed"):
-                raise ClosedError("sample(): the server is closed")
-            if answered is not None:
-                answered()
-            else:
-                self._ask_ahead((drawing,), AHEAD)
-            if not arrays:  # arrays of the whole batch, into which every message is copied
-                versions = [(np.uint64, ())] if body.get("versions") else []
-                arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
-            fill(blob, [array[start : start + k] for array in arrays])
-            figures = body
-            start += k
-        made_by = arrays.pop() if figures.get("versions") else None
-        w = 1.0 / arrays[1]
-        info = RemoteInfo(
+        memory = drawing.memory or BatchMemory(n, drawing.wanted)
+        start, first = 0, memory.filled
+        try:
+            while start < n:
+                k = min(step, n - start)
+                if start == 0:
+                    body, blob = drawing.first or self._first(drawing, wait.left())
+                    drawing.to_ask = max(drawing.to_ask, k)
+                else:
+                    try:
+                        body, blob = self._part(drawing, start, wait.left())
+                    except ConnectionClosedError as error:
+                        if isinstance(error, FINAL) or not drawing.comes_back or not wait.left():
+                            raise
+                        drawing.lose()
+                        start, memory.filled = 0, first
+                        continue
+                if body.get("closed"):
+                    raise ClosedError("sample(): the server is closed")
+                if answered is not None:
+                    answered()
+                elif drawing.to_ask < n:
+                    self._ask_ahead((drawing,), AHEAD)
+                memory.copy(blob, k, bool(body.get("versions")))
+                start += k
+        except BaseException:
+            memory.filled = first
+            raise
+        return memory, body
+
+    def _info(self, figures: dict[str, Any], memory: BatchMemory, first: int, effective_sample_size: float) -> RemoteInfo:
+        """What the last answer of a batch, whose items lie in `memory` from `first` on, says of the table."""
+        versions = memory.policy_versions
+        return RemoteInfo(
             table=self._name,
             store_size=int(figures["store_size"]),
             inserted=int(figures["inserted"]),
             sampled=int(figures["sampled"]),
             redrawn=int(figures["redrawn"]),
-            effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
+            effective_sample_size=effective_sample_size,
             policy_version=int(figures.get("policy_version", 0)),
-            policy_versions=made_by,
+            policy_versions=versions[first : memory.filled] if versions is not None and figures.get("versions") else None,
             mass=figures.get("mass"),
             beta=float(figures["beta"]),
+            lag_weight=float(figures.get("lag_weight", 1)),
         )
-        return arrays, info, figures
+
+    def _turn(self, drawing: Drawing, timeout: float) -> Turn:
+        body = {"n": drawing.n, **self._named(), **drawing.body(0)}
+        return Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost)
 
     def _first(self, drawing: Drawing, timeout: float) -> tuple[dict[str, Any], Buffer]:
         """The first answer of a batch, which is drawn as soon as the table has one."""
-        drawing.begin()
-        body = {"n": drawing.n, **self._named(), **drawing.body(0)}
-        answer = Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost).wait()
+        turn, drawing.turn = drawing.turn, None
+        if turn is None:
+            drawing.begin()
+            turn = self._turn(drawing, timeout)
+        answer = turn.wait(drawing.comes_back)
         drawing.lost = False
         return answer
 
@@ -379,6 +414,52 @@ class RemoteTable:
 
     def _named(self) -> dict[str, str]:
         return {} if self._name is None else {"table": self._name}
+
+
+class PendingSample:
+    """A batch that was asked for by `sample_begin`. Collect it once, or withdraw it. If it is dropped instead, its items may still be drawn at the
+    server, and are lost then."""
+
+    def __init__(self, table: RemoteTable, drawing: Drawing, turn: Turn, seconds: float) -> None:
+        self._table, self._drawing, self._turn, self._seconds = table, drawing, turn, seconds
+
+    def collect(self) -> RemoteSample:
+        """Wait for the batch. It raises the errors of `RemoteTable.sample`; its timeout is the one that `sample_begin` was given."""
+        sample: RemoteSample = self._table._finish(self._drawing, self._seconds)
+        return sample
+
+    def collect_into(self, memory: BatchMemory) -> RemoteInfo:
+        """Wait for the batch, and copy it behind what `memory` has, without memory of its own. The effective sample size of a part is not
+        computed, and is NaN.
+
+        Raises:
+            ConnectionClosedError: the connection was lost; this does not wait until it stands again. The rest as `collect`. `memory` then has what
+                it had before.
+        """
+        self._drawing.memory, self._drawing.comes_back = memory, False
+        first = memory.filled
+        return self._table._info(self._table._draw(self._drawing, self._seconds)[1], memory, first, math.nan)
+
+    def withdraw(self) -> None:
+        """Nobody waits for this batch any more."""
+        self._turn.withdraw()
+
+
+def weights_of(probabilities: np.ndarray, info: RemoteInfo) -> np.ndarray:
+    """The importance weights of a batch, reduced for items of old policies."""
+    weights = importance_weights(probabilities, info.beta)
+    if (factors := lag_factors(info)) is not None:
+        weights *= factors
+    return weights
+
+
+def lag_factors(info: RemoteInfo) -> np.ndarray | None:
+    """By what the weight of each item is reduced because its policy is old: float32 of shape (n,). None: no weight is reduced."""
+    if info.policy_versions is None or info.lag_weight == 1:
+        return None
+    lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
+    factors: np.ndarray = (info.lag_weight**lags).astype(np.float32)
+    return factors
 
 
 def messages_of(item_bytes: int) -> int:
