@@ -1,8 +1,8 @@
 """What it costs to draw from several servers instead of one: ``python -m benchmarks.cluster``.
 
-One server has all items in the mode `client`, and each of several shards has its part in the others. All servers are processes of their own. The modes run in turn,
-in short blocks, so that a neighbour on the machine affects all of them; each figure is the median over the rounds. CPU is that of the learner's process, with all of
-its threads.
+One server has all items in the mode `client`, and each of several shards has its part in the others. All servers are processes of their own. The modes
+run in turn, in short blocks, so that a neighbour on the machine affects all of them; each figure is the median over the rounds. CPU is that of the
+learner's process, with all of its threads.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ def modes(args: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[[], 
             found["client: sample()"] = lambda client=client: client.sample(args.batch)
             found["client: dataset_iter()"] = iterated(client.dataset_iter(args.batch))
         name = f"{shards} shard{'s' * (shards > 1)}"
-        for call in ("sample()", "dataset_iter()"):
-            learner = ClusterLearner(cluster.members, EXAMPLE, token=cluster.token, seed=1)
-            stack.callback(learner._end)
-            found[f"{name}: {call}"] = (lambda learner=learner: learner.sample(args.batch)) if call == "sample()" else iterated(learner.dataset_iter(args.batch))
+        direct, ahead = (stack.enter_context(ClusterLearner(cluster.members, EXAMPLE, token=cluster.token, seed=1)) for _ in range(2))
+        found[f"{name}: sample()"] = lambda learner=direct: learner.sample(args.batch)
+        found[f"{name}: dataset_iter()"] = iterated(ahead.dataset_iter(args.batch))
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from echo_core.base.errors import ProtocolError
-from echo_core.base.memory.recycled import empty
+from echo_core.base.memory.recycled import LARGE, large
 
 if TYPE_CHECKING:
     from echo_core.spec.leaf import LeafSpec
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchMemory"]
 
-KEY_AND_PROBABILITY = ((np.dtype(np.uint64), ()), (np.dtype(np.float64), ()))
+KEY, PROBABILITY = np.dtype(np.uint64), np.dtype(np.float64)
 
 
 class BatchMemory:
@@ -38,17 +37,17 @@ class BatchMemory:
         self._n, self.filled = n, 0
         # Arrays of bytes are what answers are copied into, because slices of them are the cheapest.
         self._columns: list[tuple[memoryview, int]] = []
-        self.keys, self.probabilities, *arrays = [
-            self._array(dtype, shape) for dtype, shape in (*KEY_AND_PROBABILITY, *((leaf.dtype, leaf.shape) for leaf in leaves))
-        ]
+        self.keys = self._array(KEY, (), KEY.itemsize)
+        self.probabilities = self._array(PROBABILITY, (), PROBABILITY.itemsize)
+        arrays = [self._array(leaf.dtype, leaf.shape, leaf.nbytes) for leaf in leaves]
         self.leaves: list[np.ndarray] = arrays
         self.policy_versions: np.ndarray | None = None
         self._row_bytes = sum(row for _, row in self._columns)
         self._versions: memoryview | None = None
 
-    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-        row = dtype.itemsize * math.prod(shape)
-        data = empty((self._n * row,), np.uint8)
+    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...], row: int) -> np.ndarray:
+        size = self._n * row
+        data = np.empty(size, np.uint8) if size < LARGE else large(size)
         self._columns.append((memoryview(data), row))
         return data.view(dtype).reshape(self._n, *shape)
 
