@@ -64,11 +64,14 @@ def test_one_thread_asks_for_batches_of_several_servers(transport_table: dict[st
     """All of them draw at once, also a batch that is larger than a message. A request that is withdrawn draws nothing."""
     replay = Table("replay", EXAMPLE, capacity=60_000, sampler="uniform", rate_limiter=MinSize(100))
     with ExitStack() as open_:
-        servers = [open_.enter_context(Server(tables=[replay], batch_size=1, transport=transport_table)) for _ in range(2)]
+        places = [transport_table, transport_table | ({"path": f"{transport_table['path']}-2"} if "path" in transport_table else {})]
+        servers = [open_.enter_context(Server(tables=[replay], batch_size=1, transport=place)) for place in places]
         clients = [open_.enter_context(Client(server.address, EXAMPLE)) for server in servers]
         pending = [client.sample_begin(n, timeout=30) for client, n in zip(clients, (8, 50_000))]
         given_up = clients[0].sample_begin(8, timeout=30)
+        assert soon(lambda: servers[0].stats()["table/replay/draws_waiting"] == 2)
         given_up.withdraw()
+        assert soon(lambda: servers[0].stats()["table/replay/draws_waiting"] == 1)
         for number, server in enumerate(servers):
             server.submit_batch(items(1000 * number, 1000 * number + 100))
         for number, one in enumerate(pending):
