@@ -70,7 +70,7 @@ class RemoteSample(NamedTuple):
         return RemoteSample(batch, self.info, self.keys, self.probabilities, self.weights)
 
 
-@dataclass
+@dataclass(slots=True)
 class Drawing:
     """A batch of `n` items with the leaves `wanted`; each message has `step` items. `more` holds further arguments of each request."""
 
@@ -113,6 +113,8 @@ class RemoteTable:
         self._spec = spec
         self._name = name
         self._timeout = timeout
+        self._names = {} if name is None else {"table": name}
+        self._per_message = messages_of(spec.sample_bytes)
 
     @property
     def spec(self) -> Spec:
@@ -235,7 +237,7 @@ class RemoteTable:
 
     def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
         """How a batch is requested: the items per message, the leaves, and further arguments."""
-        return messages_of(self._spec.sample_bytes), self._spec.leaves, {}
+        return self._per_message, self._spec.leaves, {}
 
     def sample_begin(self, n: int, timeout: float | None = None, beta: float | None = None) -> PendingSample:
         """Ask for a batch, and return at once: `collect()` of the result waits for it. So one thread can ask many servers at the same time.
@@ -267,7 +269,7 @@ class RemoteTable:
         if not hasattr(type(n), "__index__") or n < 1:
             raise ValueError(f"n must be a whole number of at least 1, not {n!r}")
         step, wanted, more = self._plan()
-        return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
+        return Drawing(n, step, wanted, more if beta is None else more | {"beta": beta})
 
     def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> Any:
         memory, figures = self._draw(drawing, timeout, answered)
@@ -413,7 +415,7 @@ class RemoteTable:
         return self._timeout if timeout is None else timeout
 
     def _named(self) -> dict[str, str]:
-        return {} if self._name is None else {"table": self._name}
+        return self._names
 
 
 class PendingSample:

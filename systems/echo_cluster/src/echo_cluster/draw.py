@@ -184,22 +184,16 @@ class Draw:
             if (factors := lag_factors(part.info)) is not None:
                 weights[row] *= factors
         inverse = 1.0 / probabilities
-        infos = {part.shard: part.info for part in parts}.values()  # of the last part of each
+        latest = {part.shard: part.info for part in parts}.values()  # of the last part of each shard
+        size = inserted = sampled = redrawn = newest = 0
+        for one in latest:
+            size, inserted, sampled, redrawn = size + one.store_size, inserted + one.inserted, sampled + one.sampled, redrawn + one.redrawn
+            newest = max(newest, one.policy_version)
         items: dict[int, int] = {}
         for part in parts:
             items[part.shard.number] = items.get(part.shard.number, 0) + part.n
-        info = ClusterInfo(
-            table=name,
-            store_size=sum(one.store_size for one in infos),
-            inserted=sum(one.inserted for one in infos),
-            sampled=sum(one.sampled for one in infos),
-            redrawn=sum(one.redrawn for one in infos),
-            effective_sample_size=float(inverse.sum() ** 2 / inverse.dot(inverse)),
-            policy_version=max(one.policy_version for one in infos),
-            policy_versions=versions,
-            degraded=self.degraded,
-            shards=items,
-        )
+        effective = float(inverse.sum() ** 2 / inverse.dot(inverse))
+        info = ClusterInfo(name, size, inserted, sampled, redrawn, effective, newest, versions, self.degraded, items)
         if memory is None:
             return joined([part.records for part in parts], info, keys, probabilities, weights)
         sample = parts[0].reached.table.made(memory.leaves, info, keys, probabilities, weights)
