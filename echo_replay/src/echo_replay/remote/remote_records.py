@@ -19,8 +19,9 @@ from ..tables.records.record_sample import RecordSample
 from ..tables.records.record_table import MOST_UNITS_ITEMS
 from . import asking_again
 from .asking_again import FINAL, patience
-from .remote_table import RemoteInfo, RemoteTable, weights_of
+from .remote_table import RemoteInfo, RemoteTable
 from .turn import Turn
+from .weights import weights_of
 
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests

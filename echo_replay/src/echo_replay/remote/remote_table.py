@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,12 @@ from echo_core.spec.spec import Spec
 from echo_core.store.sampler import Keys, check_keys, check_priorities
 from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, join, max_rows, split
 
-from ..tables.replay_info import importance_weights
 from . import asking_again
 from .asking_again import FINAL, patience
 from .batch_memory import BatchMemory
+from .pending_sample import PendingSample
 from .turn import Turn
+from .weights import weights_of
 
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from echo_core.wire.protocol import Buffer
     from echo_core.wire.transport import Pending
 
-__all__ = ["Drawing", "PendingSample", "RemoteInfo", "RemoteSample", "RemoteTable", "lag_factors", "weights_of"]
+__all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
 AHEAD = 2  # messages of one batch under way; with more, data in the processor's caches would be overwritten before it is read
 
@@ -416,52 +416,6 @@ class RemoteTable:
 
     def _named(self) -> dict[str, str]:
         return self._names
-
-
-class PendingSample:
-    """A batch that was asked for by `sample_begin`. Collect it once, or withdraw it. If it is dropped instead, its items may still be drawn at the
-    server, and are lost then."""
-
-    def __init__(self, table: RemoteTable, drawing: Drawing, turn: Turn, seconds: float) -> None:
-        self._table, self._drawing, self._turn, self._seconds = table, drawing, turn, seconds
-
-    def collect(self) -> RemoteSample:
-        """Wait for the batch. It raises the errors of `RemoteTable.sample`; its timeout is the one that `sample_begin` was given."""
-        sample: RemoteSample = self._table._finish(self._drawing, self._seconds)
-        return sample
-
-    def collect_into(self, memory: BatchMemory) -> RemoteInfo:
-        """Wait for the batch, and copy it behind what `memory` has, without memory of its own. The effective sample size of a part is not
-        computed, and is NaN.
-
-        Raises:
-            ConnectionClosedError: the connection was lost; this does not wait until it stands again. The rest as `collect`. `memory` then has what
-                it had before.
-        """
-        self._drawing.memory, self._drawing.comes_back = memory, False
-        first = memory.filled
-        return self._table._info(self._table._draw(self._drawing, self._seconds)[1], memory, first, math.nan)
-
-    def withdraw(self) -> None:
-        """Nobody waits for this batch any more."""
-        self._turn.withdraw()
-
-
-def weights_of(probabilities: np.ndarray, info: RemoteInfo) -> np.ndarray:
-    """The importance weights of a batch, reduced for items of old policies."""
-    weights = importance_weights(probabilities, info.beta)
-    if (factors := lag_factors(info)) is not None:
-        weights *= factors
-    return weights
-
-
-def lag_factors(info: RemoteInfo) -> np.ndarray | None:
-    """By what the weight of each item is reduced because its policy is old: float32 of shape (n,). None: no weight is reduced."""
-    if info.policy_versions is None or info.lag_weight == 1:
-        return None
-    lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
-    factors: np.ndarray = (info.lag_weight**lags).astype(np.float32)
-    return factors
 
 
 def messages_of(item_bytes: int) -> int:

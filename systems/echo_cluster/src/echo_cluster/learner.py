@@ -122,6 +122,10 @@ class ClusterLearner:
             timeout: seconds to wait until shards have so many; None is the learner's.
             beta: exponent of the weights; None is the tables' own.
 
+        Returns:
+            A `ClusterSample`; of tables of steps a `StepSample`, and of samples of varying length a `RecordSample`, both with the cluster's keys and a
+            `ClusterInfo`.
+
         Raises:
             EchoTimeoutError: there was no such batch in time; the message says how each shard is. ValueError: n is not a whole number of at
                 least 1. ClosedError: the learner is closed.
@@ -202,7 +206,7 @@ class ClusterLearner:
         A batch on the way is already drawn: items that can be drawn only once are lost with it, unless their table has a lease. Of samples of
         varying length, none is drawn ahead, because each server would keep them.
         """
-        ahead = 0 if has_ragged(self._example) else prefetch
+        ahead = 0 if has_ragged(self._example) else max(0, prefetch)
         draws: deque[Draw] = deque()
         try:
             while True:
