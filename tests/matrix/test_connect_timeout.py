@@ -19,5 +19,7 @@ def test_connecting_is_given_up_when_its_own_time_is_over(scheme: str) -> None:
     address = Address.parse("shm://echo-nobody" if scheme == "shm" else f"{scheme}://127.0.0.1:1")
     with pytest.raises(EchoTimeoutError, match=r"0\.2 s"):
         transport_class(scheme).connect(address, Spec.from_example(EXAMPLE), timeout=1e6, connect_timeout=0.2)
+    with pytest.raises(EchoTimeoutError, match=r"0\.2 s"):
+        Client(address, EXAMPLE, timeout=1e6, connect_timeout=0.2)
     with pytest.raises(ConfigError, match="a client connects within its timeout"):
         Client(f"{address}?connect_timeout=3", EXAMPLE)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
-from echo_core import Client, EchoTimeoutError, Queue, Server, Table
+from echo_core import Client, EchoTimeoutError, MinSize, Queue, Server, Table
 from echo_core.plugins import discovery
 
 TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
@@ -57,6 +58,29 @@ def test_batches_and_priorities_travel(transport_table: dict[str, Any]) -> None:
         assert server.table().delete(keys[:10]) == 10
         assert learner.update_priorities(keys[:20], np.ones(20)) == 10
         assert server.stats()["table/replay/gone"] == 10
+
+
+def test_one_thread_asks_for_batches_of_several_servers(transport_table: dict[str, Any]) -> None:
+    """All of them draw at once, also a batch that is larger than a message. A request that is withdrawn draws nothing."""
+    replay = Table("replay", EXAMPLE, capacity=60_000, sampler="uniform", rate_limiter=MinSize(100))
+    with ExitStack() as open_:
+        places = [transport_table, transport_table | ({"path": f"{transport_table['path']}-2"} if "path" in transport_table else {})]
+        servers = [open_.enter_context(Server(tables=[replay], batch_size=1, transport=place)) for place in places]
+        clients = [open_.enter_context(Client(server.address, EXAMPLE)) for server in servers]
+        pending = [client.sample_begin(n, timeout=30) for client, n in zip(clients, (8, 50_000))]
+        given_up = clients[0].sample_begin(8, timeout=30)
+        assert soon(lambda: servers[0].stats()["table/replay/draws_waiting"] == 2)
+        given_up.withdraw()
+        assert soon(lambda: servers[0].stats()["table/replay/draws_waiting"] == 1)
+        for number, server in enumerate(servers):
+            server.submit_batch(items(1000 * number, 1000 * number + 100))
+        for number, one in enumerate(pending):
+            sample = one.collect()
+            whole(sample.batch)
+            assert len(sample.keys) == (8, 50_000)[number] and (sample.batch["number"] // 1000 == number).all()
+        assert [server.table().counters()["samples"] for server in servers] == [8, 50_000]
+        with pytest.raises(ValueError, match="at least 1"):
+            clients[0].sample_begin(0)
 
 
 def test_batches_are_fetched_ahead_and_no_more_than_asked(transport_table: dict[str, Any]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from echo_cluster import ClusterClient, ClusterLearner, LocalCluster, Member
 from echo_cluster.client import preferred
-from echo_core import Address, ConfigError, JobEnded, Server, Table
+from echo_core import Address, ConfigError, JobEnded, Ragged, Server, Slices, Steps, Table
 
 EXAMPLE = {"id": np.zeros((), np.int64)}
 
@@ -55,6 +56,47 @@ def test_a_worker_moves_with_what_was_not_acknowledged() -> None:
         assert ids(other) == list(range(50, 80)), "what was acknowledged is not sent again, and nothing is lost"
         assert client.stats()["moves"] == 1 and client.shard == str(other.addresses[0])
     other.close()
+
+
+@pytest.mark.parametrize("kind", ["steps", "records"])
+def test_a_worker_whose_samples_cannot_be_handed_out_waits_for_its_home(kind: str) -> None:
+    """Another shard is up all the time, and is not taken. The home comes back at another address, with what it had."""
+    example: Any = {"x": np.zeros(2, np.float32)} if kind == "steps" else {"x": Ragged(np.float32, (2,), most=2000)}
+    items = {"items": Slices(2)} if kind == "steps" else {}
+    table = Table("replay", example, sampler="uniform", capacity=1000, **items)
+    first, second = (Server(tables=[table], batch_size=1, transport="tcp://127.0.0.1:0").start() for _ in range(2))
+    members = {f"shard-{number}": server for number, server in enumerate((first, second))}
+
+    def find() -> list[Member]:
+        return [Member(name, tuple(server.addresses)) for name, server in members.items()]
+
+    def sample(number: int) -> dict[str, np.ndarray]:
+        return {"x": np.full((2,) if kind == "steps" else (100 * number, 2), number, np.float32)}
+
+    with ClusterClient(find, Steps(example) if kind == "steps" else example, name="worker", rehome_after=0.1, timeout=60) as client:
+        name = client.shard
+        home = members[name]
+        client.send(sample(1))
+        client.wait()
+        home.close(restarting=True)
+        client.send(sample(2))
+        ends = time.monotonic() + 30
+        while client.stats()["connected"]:
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        time.sleep(0.5)  # far longer than `rehome_after`
+        client.send(sample(3))
+        assert client.shard == name
+        members[name] = Server(tables=[table], batch_size=1, transport="tcp://127.0.0.1:0").start()
+        client.wait()
+        assert client.stats()["moves"] == 0 and client.stats()["unacknowledged"] == 0
+        inserts = {name: server.stats()["table/replay/inserts"] for name, server in members.items()}
+    if kind == "records":
+        drawn = members[name].table("replay").sample(64)
+        assert {len(drawn.row(i)["x"]) for i in range(64)} == {200, 300}, "all that was not acknowledged, and whole"
+    assert [count for other, count in inserts.items() if other != name] == [0]
+    for server in members.values():
+        server.close()
 
 
 def test_one_closed_shard_does_not_end_the_job_and_all_do() -> None:

@@ -10,8 +10,8 @@ from echo_core import SpecError
 
 
 def test_a_key_has_its_shard_and_life() -> None:
-    keys = keys_of(3, 65_537, np.array([7, 1 << 63], np.uint64))
-    assert keys.dtype == KEY and keys["shard"].tolist() == [3, 3] and keys["life"].tolist() == [1, 1]
+    keys = keys_of([(3, 65_537, np.array([7], np.uint64)), (4, 2, np.array([1 << 63], np.uint64))])
+    assert keys.dtype == KEY and keys["shard"].tolist() == [3, 4] and keys["life"].tolist() == [1, 2]
     assert keys["key"].tolist() == [7, 1 << 63]
     assert check_keys(keys[:1]).tolist() == [(3, 1, 7)]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_cluster.shares import chances, counts, importance_weights
+from echo_cluster.shares import chances, counts
 
 MASSES = st.lists(st.floats(0, 1e9), min_size=1, max_size=20).filter(lambda masses: sum(masses) > 1e-3)
 
@@ -34,12 +34,6 @@ def test_counts_are_exact_on_average() -> None:
 def test_masses_that_cannot_be_drawn_by_are_refused(masses: list[float]) -> None:
     with pytest.raises(ValueError, match="masses of the shards"):
         chances(masses)
-
-
-def test_weights_are_those_of_one_table() -> None:
-    p = np.array([0.1, 0.4, 0.2])
-    np.testing.assert_allclose(importance_weights(p, 0.5), (1 / (10 * p)) ** 0.5 / ((1 / (10 * p)) ** 0.5).max(), rtol=1e-6)
-    assert (importance_weights(p, 0.0) == 1).all()
 
 
 def chi_square_p(statistic: float, freedom: int) -> float:

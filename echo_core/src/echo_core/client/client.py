@@ -30,7 +30,7 @@ from .serving import CallHandler, Serving, abandoned
 from .weights_connection import weights_connection
 
 if TYPE_CHECKING:
-    from ..plugins.replay_package import MixedSample, RemoteSample, RemoteTable
+    from ..plugins.replay_package import MixedSample, PendingSample, RemoteSample, RemoteTable
 
 __all__ = ["Client"]
 
@@ -51,6 +51,7 @@ class Client(Sender):
         example: a pytree that shows one sample, like the server's; for a table of steps, `Steps(example)`.
         name: this worker's name in logs and statistics; None is host:pid. The server calls a second worker of the same name `name#2`.
         timeout: seconds: the default timeout of every wait, and how long the client tries to reach the learner.
+        connect_timeout: seconds for reaching the learner, if they differ from `timeout`.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
         auth: False connects without a token to a server that asks for none.
         table: the server's replay table that `example` describes and that gets the samples of `send`; None is its first table, or its stream.
@@ -90,6 +91,7 @@ class Client(Sender):
         tables: Mapping[str, Any] | None = None,
         resolve: Resolver | None = None,
         weights: str | Address | None = None,
+        connect_timeout: float | None = None,
         **options: Any,
     ) -> None:
         check_real_threads()
@@ -109,7 +111,9 @@ class Client(Sender):
             self._pickled[3]["resolve"] = resolve
         if weights is not None:
             self._pickled[3]["weights"] = str(weights)
-        reached = reach(self.address, resolve, timeout)
+        if connect_timeout is not None:
+            self._pickled[3]["connect_timeout"] = connect_timeout
+        reached = reach(self.address, resolve, timeout if connect_timeout is None else connect_timeout)
         transport, options = reached.transport, {**options, **reached.options}
 
         first: list[Connection] = []
@@ -275,6 +279,18 @@ class Client(Sender):
             raise ValueError("give either n, a number of items, or units, a budget of rows")
         drawn: RemoteSample = self.table(table).sample_units(units, timeout, beta)
         return drawn
+
+    def sample_begin(self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None) -> PendingSample:
+        """Ask for n items of a replay table, and return at once; `collect()` of the result waits for them and returns what `sample` returns.
+
+            pending = [client.sample_begin(64) for client in clients]      # all servers draw at the same time
+            batches = [one.collect() for one in pending]
+
+        The request may wait for `timeout` seconds at its table. A batch that is asked for is drawn, also if nobody collects it: `withdraw()` takes
+        the request back as long as it waits.
+        """
+        pending: PendingSample = self.table(table).sample_begin(n, timeout, beta)
+        return pending
 
     def sample_mixture(
         self, shares: Mapping[str, float], n: int, timeout: float | None = None, *, beta: float | None = None

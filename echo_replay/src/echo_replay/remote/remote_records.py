@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import optree
 
 from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from echo_core.base.memory.recycled import empty
@@ -16,17 +17,17 @@ from echo_core.wire.blobs import MAX_BYTES, MOST_BYTES, fill
 
 from ..tables.records.record_sample import RecordSample
 from ..tables.records.record_table import MOST_UNITS_ITEMS
-from ..tables.replay_info import importance_weights
 from . import asking_again
 from .asking_again import FINAL, patience
 from .remote_table import RemoteInfo, RemoteTable
 from .turn import Turn
+from .weights import weights_of
 
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests
     from echo_core.wire.protocol import Buffer
 
-__all__ = ["RemoteRecordTable"]
+__all__ = ["DrawnColumns", "PendingRecords", "RemoteRecordTable", "joined"]
 
 
 class RemoteRecordTable(RemoteTable):
@@ -47,15 +48,21 @@ class RemoteRecordTable(RemoteTable):
             EchoError: n items of the longest length would take more than 1 GiB, or more than the client's share of `client_memory`.
             ProtocolError: the lengths that the server announced are not possible. The rest as `RemoteTable.sample`.
         """
-        if not hasattr(type(n), "__index__") or isinstance(n, bool) or not 1 <= n <= MOST_UNITS_ITEMS:
-            raise ValueError(f"n must be a whole number from 1 to {MOST_UNITS_ITEMS}, not {n!r}")
-        return self._packed({"n": int(n)}, timeout, beta)
+        check_count(n)
+        return self._packed(self._asked({"n": int(n)}, timeout, beta), timeout)
+
+    def sample_begin(self, n: int, timeout: float | None = None, beta: float | None = None) -> PendingRecords:  # type: ignore[override]
+        """Ask for a batch, and return at once: `collect()` of the result waits for it; see `RemoteTable.sample_begin`."""
+        check_count(n)
+        asked = self._asked({"n": int(n)}, timeout, beta)
+        asked.turn.begin()
+        return PendingRecords(self, asked, self._seconds(timeout))
 
     def sample_units(self, units: Mapping[str, int], timeout: float | None = None, beta: float | None = None) -> RecordSample:
         """Draw as many whole items as fit into a budget of rows, `{axis: rows}`; see `RecordTable.sample`."""
         if not isinstance(units, Mapping) or len(units) != 1 or not hasattr(type(next(iter(units.values()))), "__index__"):
             raise ValueError(f"units must name one axis and its rows, such as {{{self.records.axes[0]!r}: 100_000}}, not {units!r}")
-        return self._packed({"units": {axis: int(rows) for axis, rows in units.items()}}, timeout, beta)
+        return self._packed(self._asked({"units": {axis: int(rows) for axis, rows in units.items()}}, timeout, beta), timeout)
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RecordSample]:  # type: ignore[override]
         """Yield batches of n items until the server is closed. None is drawn ahead, whatever `prefetch` is: the server keeps each batch as a whole
@@ -66,24 +73,28 @@ class RemoteRecordTable(RemoteTable):
         except FINAL:
             return
 
-    def _packed(self, wanted: dict[str, Any], timeout: float | None, beta: float | None) -> RecordSample:
-        wait = Wait(self._seconds(timeout))
-        number, lost = next(asking_again.numbers), False
+    def _asked(self, wanted: dict[str, Any], timeout: float | None, beta: float | None) -> _Asked:
+        number = next(asking_again.numbers)
         body = {**wanted, **self._named(), "batch": number} | ({} if beta is None else {"beta": beta})
+        return _Asked(wanted, body, number, Turn(self._requests, "sample", body, b"", self._seconds(timeout), number))
+
+    def _packed(self, asked: _Asked, timeout: float | None, comes_back: bool = True) -> RecordSample:
+        wait, turn = Wait(self._seconds(timeout)), asked.turn
         while True:
-            figures, blob = Turn(self._requests, "sample", body, b"", wait.left(), number, lost).wait()
+            figures, blob = turn.wait(comes_back)
             if figures.get("closed"):
                 raise ClosedError("sample(): the server is closed")
-            columns, arrays, head = self._announced(wanted, figures, blob)
+            columns, arrays, head = self._announced(asked.wanted, figures, blob)
             if figures["whole"]:
                 fill(memoryview(blob)[head:], arrays)
                 return self._made(columns, arrays, figures)
             try:
-                self._fetch(number, arrays, wait)
+                self._fetch(asked.number, arrays, wait)
             except ConnectionClosedError as error:
-                if isinstance(error, FINAL) or not wait.left():
+                if isinstance(error, FINAL) or not comes_back or not wait.left():
                     raise
-                lost = True  # the server has dropped the batch with the connection: it is drawn again
+                # The server has dropped the batch with the connection: it is drawn again.
+                turn = Turn(self._requests, "sample", asked.body, b"", wait.left(), asked.number, True)
                 continue
             return self._made(columns, arrays, figures)
 
@@ -154,25 +165,22 @@ class RemoteRecordTable(RemoteTable):
 
     def _made(self, columns: list[np.ndarray], arrays: list[np.ndarray], figures: dict[str, Any]) -> RecordSample:
         keys, probabilities, *versions, lengths = columns
-        w, weights = 1.0 / probabilities, importance_weights(probabilities, figures["beta"])
-        newest = int(figures.get("policy_version", 0))
-        if versions and figures["lag_weight"] != 1:
-            lags = np.maximum(newest - versions[0].astype(np.int64), 0)
-            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
+        w = 1.0 / probabilities
         info = RemoteInfo(
             table=self._name,
             store_size=int(figures["store_size"]),
             inserted=int(figures["inserted"]),
             sampled=int(figures["sampled"]),
             redrawn=int(figures["redrawn"]),
-            effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
-            policy_version=newest,
+            effective_sample_size=float(w.sum() ** 2 / w.dot(w)),
+            policy_version=int(figures.get("policy_version", 0)),
             policy_versions=versions[0] if versions else None,
             mass=figures.get("mass"),
             beta=float(figures["beta"]),
+            lag_weight=float(figures.get("lag_weight", 1)),
         )
         offsets = [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths.T]
-        return RecordSample(self.records, arrays, offsets, info, _Columns(keys, probabilities, weights))
+        return RecordSample(self.records, arrays, offsets, info, DrawnColumns(keys, probabilities, weights_of(probabilities, info)))
 
     def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
         """Raises ConfigError: samples of varying length are sent."""
@@ -183,7 +191,7 @@ class RemoteRecordTable(RemoteTable):
         raise ConfigError("samples of varying length cannot be overwritten in place; send the changed sample, and delete the old one by its key")
 
 
-class _Columns:
+class DrawnColumns:
     """What a draw says about each item; in place of the lease of a batch of this process."""
 
     def __init__(self, keys: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> None:
@@ -192,5 +200,50 @@ class _Columns:
     def draw_columns(self) -> dict[str, np.ndarray]:
         return self._columns
 
-    def copied(self) -> _Columns:
+    def copied(self) -> DrawnColumns:
         return self
+
+
+class _Asked(NamedTuple):
+    """A batch that is wanted, and its first request."""
+
+    wanted: dict[str, Any]
+    body: dict[str, Any]
+    number: int
+    turn: Turn
+
+
+class PendingRecords:
+    """A batch of samples of varying length that was asked for; like `PendingSample`."""
+
+    def __init__(self, table: RemoteRecordTable, asked: _Asked, seconds: float) -> None:
+        self._table, self._asked, self._seconds = table, asked, seconds
+
+    def collect(self, comes_back: bool = True) -> RecordSample:
+        """Wait for the batch; see `PendingSample.collect`. Without `comes_back`, a lost connection is an error at once."""
+        return self._table._packed(self._asked, self._seconds, comes_back)
+
+    def withdraw(self) -> None:
+        """Nobody waits for this batch any more."""
+        self._asked.turn.withdraw()
+
+
+def joined(samples: Sequence[RecordSample], info: Any, keys: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> RecordSample:
+    """One batch of the items of several, in this order. The packed leaves are copied once."""
+    spec = samples[0].packed.spec
+    columns = DrawnColumns(keys, probabilities, weights)
+    leaves = [optree.tree_leaves(sample.batch, namespace=spec.namespace) for sample in samples]
+    arrays = leaves[0] if len(samples) == 1 else [np.concatenate(parts) for parts in zip(*leaves)]
+    offsets = []
+    for axis in spec.axes:
+        lengths = np.concatenate([sample.lengths[axis] for sample in samples])
+        offsets.append(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    if any(int(each[-1]) >= 1 << 31 for each in offsets):
+        raise ValueError("the batch has more rows than an int32 can count; draw fewer items")
+    return RecordSample(spec, arrays, [each.astype(np.int32) for each in offsets], info, columns)
+
+
+def check_count(n: Any) -> None:
+    """Raises ValueError if this is not a number of items that one draw may have."""
+    if not hasattr(type(n), "__index__") or isinstance(n, bool) or not 1 <= n <= MOST_UNITS_ITEMS:
+        raise ValueError(f"n must be a whole number from 1 to {MOST_UNITS_ITEMS}, not {n!r}")

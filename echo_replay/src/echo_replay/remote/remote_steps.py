@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from echo_core.base.errors import ConfigError
-from echo_core.base.memory.recycled import empty
 from echo_core.spec.ragged import ChunkSpec
 from echo_core.spec.spec import Spec
 from echo_core.store.sampler import Keys
@@ -16,9 +15,9 @@ from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, split
 
 from ..steps.items import Slices
 from ..steps.step_layout import Layout, StepSample
-from ..tables.replay_info import importance_weights
+from .batch_memory import BatchMemory
 from .remote_records import RemoteRecordTable
-from .remote_table import Drawing, RemoteInfo, RemoteTable, messages_of
+from .remote_table import Drawing, RemoteTable, messages_of
 
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests
@@ -44,7 +43,8 @@ class RemoteStepTable(RemoteTable):
 
     def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> StepSample:  # type: ignore[override]
         """Draw n items; see `RemoteTable.sample`."""
-        return self._finish(self._begin(n, beta), timeout)
+        sample: StepSample = self._finish(self._begin(n, beta), timeout)
+        return sample
 
     def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
         layout = self.layout
@@ -52,25 +52,29 @@ class RemoteStepTable(RemoteTable):
             return MAX_KEYS, (), {"keys_only": True}
         return messages_of(layout.item_bytes), layout.leaves, {}
 
-    def _finish(  # type: ignore[override]
-        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
-    ) -> StepSample:
-        draw = self._draw if drawing.wanted else self._draw_large
-        (keys, probabilities, *leaves), info, figures = draw(drawing, timeout, answered)
-        return self.layout.from_leaves(leaves, info, keys, probabilities, importance_weights(probabilities, figures["beta"]))
+    def made(self, leaves: list[np.ndarray], info: Any, keys: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> StepSample:
+        return self.layout.from_leaves(leaves, info, keys, probabilities, weights)
 
-    def _draw_large(
-        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None
-    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
+    def memory(self, n: int) -> BatchMemory:
+        return BatchMemory(n, self.layout.leaves)
+
+    def _draw(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> tuple[BatchMemory, dict[str, Any]]:
+        return super()._draw(drawing, timeout, answered) if drawing.wanted else self._draw_large(drawing, timeout, answered)
+
+    def _draw_large(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None) -> tuple[BatchMemory, dict[str, Any]]:
         """Like `_draw`, for items that are larger than a message: it draws the keys, then fetches each leaf in parts. If an item is removed
         meanwhile, another one is drawn."""
-        drawn, info, figures = self._draw(drawing, timeout, answered)
-        leaves = [empty((drawing.n, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
+        memory, drawing.memory = drawing.memory or self.memory(drawing.n), None
+        drawn, figures = super()._draw(drawing, timeout, answered)
+        rows = slice(memory.filled, memory.filled + drawing.n)
+        keys, probabilities = memory.keys[rows], memory.probabilities[rows]
+        keys[:], probabilities[:] = drawn.keys, drawn.probabilities
         for i in range(drawing.n):
-            while not all(self._fetch(int(drawn[0][i]), index, leaf[i : i + 1], timeout) for index, leaf in enumerate(leaves)):
-                anew, info, figures = self._draw(Drawing(1, 1, (), drawing.more), timeout)
-                drawn[0][i], drawn[1][i] = anew[0][0], anew[1][0]
-        return [*drawn, *leaves], info, figures
+            while not all(self._fetch(int(keys[i]), index, leaf[rows][i : i + 1], timeout) for index, leaf in enumerate(memory.leaves)):
+                anew, figures = super()._draw(Drawing(1, 1, (), drawing.more), timeout)
+                keys[i], probabilities[i] = anew.keys[0], anew.probabilities[0]
+        memory.filled += drawing.n
+        return memory, figures
 
     def _fetch(self, key: int, leaf: int, to: np.ndarray, timeout: float | None) -> bool:
         """Fill `to` with one leaf of an item; False if the item is gone."""

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, SpecError
-from echo_core.base.memory.recycled import empty
 from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait
 from echo_core.spec.spec import Spec
 from echo_core.store.sampler import Keys, check_keys, check_priorities
-from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, max_rows, split
+from echo_core.wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, join, max_rows, split
 
-from ..tables.replay_info import importance_weights
 from . import asking_again
 from .asking_again import FINAL, patience
+from .batch_memory import BatchMemory
+from .pending_sample import PendingSample
 from .turn import Turn
+from .weights import weights_of
 
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests
@@ -46,6 +47,7 @@ class RemoteInfo(NamedTuple):
     policy_versions: np.ndarray | None = None
     mass: float | None = None
     beta: float = 0.0  # the exponent of `weights`
+    lag_weight: float = 1.0  # by which `weights` are multiplied for each version that an item's policy is older than the newest
 
 
 class RemoteSample(NamedTuple):
@@ -68,7 +70,7 @@ class RemoteSample(NamedTuple):
         return RemoteSample(batch, self.info, self.keys, self.probabilities, self.weights)
 
 
-@dataclass
+@dataclass(slots=True)
 class Drawing:
     """A batch of `n` items with the leaves `wanted`; each message has `step` items. `more` holds further arguments of each request."""
 
@@ -81,6 +83,9 @@ class Drawing:
     first: tuple[dict[str, Any], Buffer] | None = None  # the first answer, once it has arrived
     number: int = 0  # of the first request; the others of a large batch name it
     lost: bool = False  # the connection was lost since the first request was sent
+    turn: Turn | None = None  # the first request, if it was sent before anybody waits
+    memory: BatchMemory | None = None  # of a larger batch that this one is a part of
+    comes_back: bool = True  # False: a lost connection is an error at once
 
     def begin(self) -> None:
         """The first request is about to be sent. It keeps its number if it is sent again."""
@@ -108,6 +113,8 @@ class RemoteTable:
         self._spec = spec
         self._name = name
         self._timeout = timeout
+        self._names = {} if name is None else {"table": name}
+        self._per_message = messages_of(spec.sample_bytes)
 
     @property
     def spec(self) -> Spec:
@@ -221,7 +228,8 @@ class RemoteTable:
             EchoTimeoutError: the rate limiter allowed no such batch in time. ClosedError: the server is closed. ConnectionClosedError: the
                 connection was lost and did not return in time, or items that are drawn only a few times were lost with it.
         """
-        return self._finish(self._begin(n, beta), timeout)
+        sample: RemoteSample = self._finish(self._begin(n, beta), timeout)
+        return sample
 
     def sample_units(self, units: Mapping[str, int], timeout: float | None = None, beta: float | None = None) -> Any:
         """Draw by a budget of rows, which only a table of samples of varying length can; this one raises ConfigError."""
@@ -229,79 +237,108 @@ class RemoteTable:
 
     def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
         """How a batch is requested: the items per message, the leaves, and further arguments."""
-        return messages_of(self._spec.sample_bytes), self._spec.leaves, {}
+        return self._per_message, self._spec.leaves, {}
+
+    def sample_begin(self, n: int, timeout: float | None = None, beta: float | None = None) -> PendingSample:
+        """Ask for a batch, and return at once: `collect()` of the result waits for it. So one thread can ask many servers at the same time.
+
+        Args:
+            n: items.
+            timeout: seconds that the request may wait at its table, from now on. None is the client's.
+            beta: exponent of the weights; None is the table's own.
+
+        Raises:
+            ValueError: n is not a whole number of at least 1. ConnectionClosedError, ClosedError: the request could not be sent.
+        """
+        drawing, seconds = self._begin(n, beta), self._seconds(timeout)
+        drawing.begin()
+        drawing.turn = self._turn(drawing, seconds)
+        drawing.turn.begin()
+        return PendingSample(self, drawing, drawing.turn, seconds)
+
+    def memory(self, n: int) -> BatchMemory:
+        """Memory for a batch of n items of this table, for `PendingSample.collect_into`."""
+        return BatchMemory(n, self._plan()[1])
+
+    def made(self, leaves: list[np.ndarray], info: Any, keys: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Any:
+        """The sample with these arrays, in the order of `BatchMemory.leaves`."""
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
 
     def _begin(self, n: int, beta: float | None) -> Drawing:
         """Prepare a batch; `_finish` sends the remaining requests and waits for the answers."""
         if not hasattr(type(n), "__index__") or n < 1:
             raise ValueError(f"n must be a whole number of at least 1, not {n!r}")
         step, wanted, more = self._plan()
-        return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
+        return Drawing(n, step, wanted, more if beta is None else more | {"beta": beta})
 
-    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
-        (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
-        weights = importance_weights(probabilities, figures["beta"])
-        if info.policy_versions is not None and figures["lag_weight"] != 1:
-            lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
-            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
-        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> Any:
+        memory, figures = self._draw(drawing, timeout, answered)
+        inverse = 1.0 / memory.probabilities
+        info = self._info(figures, memory, 0, float(inverse.sum() ** 2 / inverse.dot(inverse)))
+        return self.made(memory.leaves, info, memory.keys, memory.probabilities, weights_of(memory.probabilities, info))
 
-    def _draw(
-        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
-    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
-        """The keys, probabilities and leaves of a batch, and information about the table and the draw. `answered` is called after each answer."""
-        n, step, wanted = drawing.n, drawing.step, drawing.wanted
+    def _draw(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> tuple[BatchMemory, dict[str, Any]]:
+        """The arrays of a batch, and the body of its last answer. `answered` is called after each answer."""
+        n, step = drawing.n, drawing.step
         wait = Wait(self._seconds(timeout))  # for all messages together
-        arrays: list[np.ndarray] = []
-        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
-        start = 0
-        while start < n:
-            k = min(step, n - start)
-            if start == 0:
-                body, blob = drawing.first or self._first(drawing, wait.left())
-                drawing.to_ask = max(drawing.to_ask, k)
-            else:
-                try:
-                    body, blob = self._part(drawing, start, wait.left())
-                except ConnectionClosedError as error:
-                    if isinstance(error, FINAL) or not wait.left():
-                        raise
-                    drawing.lose()
-                    start = 0
-                    continue
-            if body.get("closed"):
-                raise ClosedError("sample(): the server is closed")
-            if answered is not None:
-                answered()
-            else:
-                self._ask_ahead((drawing,), AHEAD)
-            if not arrays:  # arrays of the whole batch, into which every message is copied
-                versions = [(np.uint64, ())] if body.get("versions") else []
-                arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
-            fill(blob, [array[start : start + k] for array in arrays])
-            figures = body
-            start += k
-        made_by = arrays.pop() if figures.get("versions") else None
-        w = 1.0 / arrays[1]
-        info = RemoteInfo(
+        memory = drawing.memory or BatchMemory(n, drawing.wanted)
+        start, first = 0, memory.filled
+        try:
+            while start < n:
+                k = min(step, n - start)
+                if start == 0:
+                    body, blob = drawing.first or self._first(drawing, wait.left())
+                    drawing.to_ask = max(drawing.to_ask, k)
+                else:
+                    try:
+                        body, blob = self._part(drawing, start, wait.left())
+                    except ConnectionClosedError as error:
+                        if isinstance(error, FINAL) or not drawing.comes_back or not wait.left():
+                            raise
+                        drawing.lose()
+                        start, memory.filled = 0, first
+                        continue
+                if body.get("closed"):
+                    raise ClosedError("sample(): the server is closed")
+                if answered is not None:
+                    answered()
+                elif drawing.to_ask < n:
+                    self._ask_ahead((drawing,), AHEAD)
+                memory.copy(blob, k, bool(body.get("versions")))
+                start += k
+        except BaseException:
+            memory.filled = first
+            raise
+        return memory, body
+
+    def _info(self, figures: dict[str, Any], memory: BatchMemory, first: int, effective_sample_size: float) -> RemoteInfo:
+        """What the last answer of a batch, whose items lie in `memory` from `first` on, says of the table."""
+        versions = memory.policy_versions
+        return RemoteInfo(
             table=self._name,
             store_size=int(figures["store_size"]),
             inserted=int(figures["inserted"]),
             sampled=int(figures["sampled"]),
             redrawn=int(figures["redrawn"]),
-            effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
+            effective_sample_size=effective_sample_size,
             policy_version=int(figures.get("policy_version", 0)),
-            policy_versions=made_by,
+            policy_versions=versions[first : memory.filled] if versions is not None and figures.get("versions") else None,
             mass=figures.get("mass"),
             beta=float(figures["beta"]),
+            lag_weight=float(figures.get("lag_weight", 1)),
         )
-        return arrays, info, figures
+
+    def _turn(self, drawing: Drawing, timeout: float) -> Turn:
+        body = {"n": drawing.n, **self._named(), **drawing.body(0)}
+        return Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost)
 
     def _first(self, drawing: Drawing, timeout: float) -> tuple[dict[str, Any], Buffer]:
         """The first answer of a batch, which is drawn as soon as the table has one."""
-        drawing.begin()
-        body = {"n": drawing.n, **self._named(), **drawing.body(0)}
-        answer = Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost).wait()
+        turn, drawing.turn = drawing.turn, None
+        if turn is None:
+            drawing.begin()
+            turn = self._turn(drawing, timeout)
+        answer = turn.wait(drawing.comes_back)
         drawing.lost = False
         return answer
 
@@ -378,7 +415,7 @@ class RemoteTable:
         return self._timeout if timeout is None else timeout
 
     def _named(self) -> dict[str, str]:
-        return {} if self._name is None else {"table": self._name}
+        return self._names
 
 
 def messages_of(item_bytes: int) -> int:

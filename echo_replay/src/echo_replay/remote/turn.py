@@ -15,6 +15,7 @@ from .asking_again import FINAL, LEAST_SECONDS, check_not_carried_out, come_back
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests
     from echo_core.wire.protocol import Buffer
+    from echo_core.wire.transport import Pending
 
 __all__ = ["Turn"]
 
@@ -26,8 +27,8 @@ WITHDRAW_SECONDS = 0.05  # Ctrl-C must be answered at once
 
 
 class Turn:
-    """One request. `wait` sends it, and waits for its answer for `timeout` seconds. The request waits at the server all the time, in the
-    order in which requests came there. When the server has said why it waits, it is sent once more, and keeps its place.
+    """One request. `begin` sends it, and `wait` waits for its answer until `timeout` seconds after this object was made. The request waits at the
+    server all the time, in the order in which requests came there. When the server has said why it waits, it is sent once more, and keeps its place.
 
     Args:
         number: of a request that was sent before without waiting; by default a new one.
@@ -42,9 +43,18 @@ class Turn:
         self._wait = waiting.Wait(timeout)
         self._told = False
         self._again = again
+        self._pending: Pending | None = None  # what `begin` has sent
 
-    def wait(self) -> tuple[dict[str, Any], Buffer]:
+    def begin(self) -> None:
+        """Send the request now. Without this call, `wait` sends it. Raises ConnectionClosedError, ClosedError and JobEnded."""
+        self._pending = self._send(max(0.0, self._timeout))
+
+    def wait(self, comes_back: bool = True) -> tuple[dict[str, Any], Buffer]:
         """The answer.
+
+        Args:
+            comes_back: False raises ConnectionClosedError at once if the connection is lost. Otherwise this waits until it stands again, and sends
+                the request again.
 
         Raises:
             EchoTimeoutError: the table could not serve the request in time; the text has the server's reason. ConnectionClosedError: the
@@ -59,7 +69,7 @@ class Turn:
             try:
                 body, blob = self._asked(left)
             except ConnectionClosedError as error:
-                if isinstance(error, FINAL) or not self._wait.left():  # an end closed the connection; otherwise it was lost
+                if isinstance(error, FINAL) or not comes_back or not self._wait.left():  # an end closed the connection; otherwise it was lost
                     raise
                 come_back(self._requests, f"{self._op}() waited at its table", self._wait)
                 self._again = True  # the request begins anew, at the end of the line
@@ -67,7 +77,7 @@ class Turn:
                 continue
             except BaseException as error:
                 if not isinstance(error, EchoError) or isinstance(error, EchoTimeoutError):  # Ctrl-C, or a server that does not answer
-                    self._withdraw()
+                    self.withdraw()
                 raise
             check_not_carried_out(self._op, body)
             reason = body.get("wait")
@@ -81,20 +91,28 @@ class Turn:
                 _log.warning("%s() has waited %.0f s: %s", self._op, self._wait.passed(), reason)
 
     def _asked(self, left: float) -> tuple[dict[str, Any], Buffer]:
-        """Send the request, and wait for the answer: `left` seconds at the table at most."""
+        """Send the request, unless `begin` has done it, and wait for the answer: `left` seconds at the table at most."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            return pending(max(0.0, self._timeout + LEAST_SECONDS - self._wait.passed()))
+        pending = self._send(left)
+        if not self._told:
+            return pending(left + LEAST_SECONDS)
+        with waiting.unlogged():
+            return pending(left + LEAST_SECONDS)
+
+    def _send(self, left: float) -> Pending:
         here = min(left, DAY if self._told else FIRST * waiting.LOG_AFTER)
         body, blob = {**self._body, "number": self._number, "patience": here, "timeout": min(left, DAY)}, self._blob
         if self._again:
             body["again"] = True
         if len(blob) > MAX_BYTES:
             body, blob = body | self._requests.upload(blob, patience(left)), b""
-        if not self._told:
-            return self._requests.ask(self._op, body, blob)(left + LEAST_SECONDS)
-        with waiting.unlogged():
-            return self._requests.ask(self._op, body, blob)(left + LEAST_SECONDS)
+        return self._requests.ask(self._op, body, blob)
 
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
         """Nobody waits for the answer any more. An answer that is on the way is lost."""
+        self._pending = None
         body = {"number": self._number, **({"table": self._body["table"]} if "table" in self._body else {})}
         with suppress(EchoError, OSError):
             self._requests.ask("withdraw", body)(WITHDRAW_SECONDS)

@@ -7,9 +7,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echo_core import Address, Client, ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, JobEnded, SecurityError, SpecError, Steps
+import optree
+
+from echo_core import (
+    Address,
+    Client,
+    ClosedError,
+    ConfigError,
+    ConnectionClosedError,
+    EchoError,
+    EchoTimeoutError,
+    JobEnded,
+    Ragged,
+    SecurityError,
+    SpecError,
+    Steps,
+)
 
 from .members import Member, find_members
 from .near import address_from_here, is_here
@@ -38,6 +54,11 @@ def preferred(members: list[Member], worker: str) -> list[Member]:
     return sorted(members, key=weight)
 
 
+def handed_out(example: Any) -> bool:
+    """Whether a closed client hands out the samples of such an example that were not acknowledged, so that another home can get them."""
+    return not isinstance(example, Steps) and not any(isinstance(leaf, Ragged) for leaf in optree.tree_leaves(example))
+
+
 class ClusterClient:
     """A worker's connection to a cluster. It has the calls of `Client`, which go to one shard, the worker's home.
 
@@ -56,7 +77,8 @@ class ClusterClient:
     Raises:
         As `Client`; EchoTimeoutError: no shard was reached in time. ConfigError: an argument is invalid.
 
-    Steps belong to episodes that only their home knows, so a worker that sends `Steps` does not move: it waits for its home as `Client` does.
+    Steps belong to episodes that only their home knows, and of samples of varying length (`Ragged`) the first may be with its home in part. So a
+    worker that sends either does not move: it waits for its home as `Client` does, also at another address that the members name.
     """
 
     def __init__(
@@ -80,11 +102,14 @@ class ClusterClient:
             raise ConfigError(f"rehome_after must be a number of seconds above 0, not {rehome_after!r}")
         self._find = find_members(members, auth=auth)
         self._near, self._timeout, self._rehome_after = near == "auto", timeout, rehome_after
-        self._stays = any(isinstance(one, Steps) for one in (example, *(tables or {}).values()))
+        self._stays = not all(handed_out(one) for one in (example, *(tables or {}).values()))
         self._worker = name or hashlib.sha256(f"{id(self)}{time.time_ns()}".encode()).hexdigest()
 
-        def connect(address: Address, seconds: float) -> Client:
-            return Client(address, example, name=name, timeout=seconds, token=token, auth=auth, table=table, tables=tables, **options)
+        def connect(member: Member, address: Address, seconds: float) -> Client:
+            more = {"connect_timeout": seconds, **options}
+            if self._stays:
+                more.setdefault("resolve", partial(self._now, member.name))
+            return Client(address, example, name=name, timeout=timeout, token=token, auth=auth, table=table, tables=tables, **more)
 
         self._connect = connect
         self._moving = threading.Lock()
@@ -125,9 +150,8 @@ class ClusterClient:
                     break
                 address = address_from_here(member.addresses, member.host if self._near else "-")
                 try:
-                    if len(members) > 1:  # the client's own dial lasts as long as its calls, which is too long for a shard that is gone
-                        self._connect(address, min(DIAL_SECONDS, max(remaining, 0.1))).close(0)
-                    return member, self._connect(address, self._timeout)
+                    most = DIAL_SECONDS if len(members) > 1 else remaining  # a shard that is gone must not take the time of the others
+                    return member, self._connect(member, address, max(min(most, remaining), 0.1))
                 except (SecurityError, SpecError, ConfigError):
                     raise  # the same at every shard
                 except (EchoError, OSError) as error:
@@ -138,6 +162,11 @@ class ClusterClient:
                 why = "; ".join(f"{name}: {error}" for name, error in reasons.items()) or "the members name no shard yet"
                 raise EchoTimeoutError(f"no shard was reached within {seconds:g} s: {why}")
             self._closed.wait(min(AGAIN_SECONDS, max(0.0, ends - time.monotonic())))
+
+    def _now(self, name: str, address: Address) -> Address | None:
+        """Where this member is now, by the transport of `address`, which a client keeps. None: it is not up."""
+        found = [one for member in self._find() if member.name == name for one in member.addresses if one.scheme == address.scheme]
+        return found[0] if found else None
 
     def _look(self) -> None:
         """Move when the home is gone for too long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,15 @@ MOST_SHARDS = 1 << 16
 LIVES = 1 << 16  # a life is this many lives later the same again, which is long after the last of its keys is gone
 
 
-def keys_of(shard: int, life: int, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
-    """The keys of items that one shard has drawn, shape (n,)."""
-    made = np.empty(keys.shape, KEY)
-    made["shard"], made["life"], made["key"] = shard, life % LIVES, keys
+def keys_of(parts: Iterable[tuple[int, int, npt.NDArray[np.uint64]]]) -> npt.NDArray[np.void]:
+    """The keys of items, shape (n,); of each part the number of its shard, the life, and the keys there."""
+    given = list(parts)
+    made = np.empty(sum(len(keys) for _, _, keys in given), KEY)
+    shards, lives, numbers = made["shard"], made["life"], made["key"]
+    start = 0
+    for shard, life, keys in given:
+        rows = slice(start, start := start + len(keys))
+        shards[rows], lives[rows], numbers[rows] = shard, life % LIVES, keys
     return made
 
 

@@ -7,17 +7,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from echo_core import Address, Client, ClosedError, ConfigError, EchoError, EchoTimeoutError, Server
+from echo_core.spec.ragged_leaf import has_ragged
 
-from .draw import ClusterSample, Part, joined
+from .draw import ClusterSample, Draw
 from .keys import check_keys
 from .members import find_members
-from .shard import UNAVAILABLE, Shard, ShardState
+from .shard import DIAL_SECONDS, UNAVAILABLE, Shard, ShardState
 from .shares import chances, counts
 from .upkeep import Upkeep
 
@@ -69,19 +69,19 @@ class ClusterLearner:
     ) -> None:
         if not 0 < patience < float("inf"):
             raise ConfigError(f"patience must be a number of seconds above 0, not {patience!r}")
-        self._patience, self._timeout, self._table = patience, timeout, table
+        self._patience, self._timeout, self._table, self._example = patience, timeout, table, example
         self._random, self._lock, self._closed = np.random.default_rng(seed), threading.Lock(), False
         self._batches = self._degraded = self._waited_out = self._gone = 0
         self._publisher: Server | None = None
 
         def connect(address: Address) -> Client:
-            return Client(address, example, name=name, timeout=5.0, token=token, auth=auth, table=table, **options)
+            # No call may wait longer than `patience` for a shard that is away, and connecting may take longer.
+            return Client(address, example, name=name, timeout=patience, connect_timeout=DIAL_SECONDS, token=token, auth=auth, table=table, **options)
 
         def make(number: int, member: Member) -> Shard:
             return Shard(number, member, connect, table)
 
         found = find_members(members, auth=auth)
-        self._draws = ThreadPoolExecutor(64, "echo-cluster-draw")
         self._upkeep: Upkeep | None = None
         try:
             if weights is not None:
@@ -122,108 +122,107 @@ class ClusterLearner:
             timeout: seconds to wait until shards have so many; None is the learner's.
             beta: exponent of the weights; None is the tables' own.
 
+        Returns:
+            A `ClusterSample`; of tables of steps a `StepSample`, and of samples of varying length a `RecordSample`, both with the cluster's keys and a
+            `ClusterInfo`.
+
         Raises:
             EchoTimeoutError: there was no such batch in time; the message says how each shard is. ValueError: n is not a whole number of at
                 least 1. ClosedError: the learner is closed.
         """
+        draw = self._begin(n, beta, timeout)
+        try:
+            return self._finish(draw, timeout)
+        except BaseException:
+            draw.withdraw()
+            raise
+
+    def _begin(self, n: int, beta: float | None, timeout: float | None) -> Draw:
+        """Ask shards for a batch."""
         if not hasattr(type(n), "__index__") or n < 1:
             raise ValueError(f"n must be a whole number of at least 1, not {n!r}")
+        draw = Draw(int(n), beta)
+        self._ask(draw, self._open(), self._timeout if timeout is None else timeout)
+        return draw
+
+    def _ask(self, draw: Draw, upkeep: Upkeep, left: float) -> bool:
+        """Ask shards for what is missing, all at once. False if none of them has items.
+
+        A shard that does not answer within the patience is left out. If there is no other, it is waited for until the end.
+        """
+        shards = upkeep.shards
+        up = [(shard, reached) for shard in shards if (reached := shard.reached()) is not None]
+        draw.degraded = draw.degraded or (len(shards) > 1 and len(up) < sum(shard.present for shard in shards))
+        for shard, _ in up:
+            draw.masses.setdefault(shard, shard.mass)
+        if len(shards) == 1 and up:
+            draw.ask(*up[0], draw.missing, max(left, 0.0))
+            return True
+        masses = [draw.masses[shard] for shard, _ in up]
+        if not any(mass > 0 for mass in masses):
+            return False
+        with self._lock:
+            uniform = float(self._random.random())
+        for (shard, reached), count in zip(up, counts(chances(masses), draw.missing, uniform).tolist()):
+            if count:
+                draw.ask(shard, reached, count, min(self._patience, max(left, 0.0)))
+        return True
+
+    def _finish(self, draw: Draw, timeout: float | None) -> ClusterSample:
+        """Take the parts that were asked for, and ask again for those that do not come."""
         ends = time.monotonic() + (self._timeout if timeout is None else timeout)
-        parts: list[Part] = []
-        missing, degraded = n, False
-        masses: dict[Shard, float] = {}  # by which this batch is drawn; they may change meanwhile
-        while missing:
+        upkeep = self._open()
+        while True:
+            draw.collect()
+            if not draw.missing:
+                break
             left = ends - time.monotonic()
-            upkeep = self._open()
-            up = [shard for shard in upkeep.shards if shard.ready()]
-            only = len(upkeep.shards) == 1 and bool(up)
-            for shard in up:
-                masses.setdefault(shard, shard.mass)
-            if not only and not any(masses[shard] > 0 for shard in up):
-                if left <= 0:
-                    raise EchoTimeoutError(f"sample() found no items within its timeout: {self._why()}")
+            if left <= 0:
+                raise EchoTimeoutError(f"sample() had {draw.n - draw.missing} of {draw.n} items in time: {self._why()}")
+            self._open()
+            if not self._ask(draw, upkeep, left):
                 upkeep.ask_now()
                 upkeep.wait(min(EMPTY_SECONDS, left))
-                masses = {shard: masses[shard] for shard in (part.shard for part in parts)}
-                continue
-            with self._lock:
-                uniform = float(self._random.random())
-            wanted = [(up[0], missing)] if only else self._shared(up, masses, missing, uniform)
-            # A shard that does not answer is waited for until the end only if there is no other.
-            drawn, failed = self._ask(wanted, beta, max(left, 0.0) if only else min(self._patience, max(left, 0.0)))
-            parts += drawn
-            missing -= sum(part.n for part in drawn)
-            if failed:
-                degraded = True
-                self._waited_out += len(failed)
-                if ends - time.monotonic() <= 0:
-                    raise EchoTimeoutError(f"sample() had {n - missing} of {n} items in time: {self._why()}")
-        shares = self._final_shares(parts, masses, upkeep)
-        degraded = degraded or any(shard.present and not shard.ready() for shard in upkeep.shards)
+                drawn = {part.shard for part in draw.parts}
+                draw.masses = {shard: mass for shard, mass in draw.masses.items() if shard in drawn}
+        draw.degraded = draw.degraded or (draw.failures > 0 and len(upkeep.shards) > 1)
+        self._waited_out += draw.failures
         self._batches += 1
-        self._degraded += degraded
-        return joined(parts, shares, degraded, self._table)
+        self._degraded += draw.degraded
+        sample: ClusterSample = draw.made(self._shares(draw), self._table)
+        return sample
 
-    def _shared(self, up: list[Shard], masses: dict[Shard, float], n: int, uniform: float) -> list[tuple[Shard, int]]:
-        found = counts(chances([masses[shard] for shard in up]), n, uniform)
-        return [(shard, int(count)) for shard, count in zip(up, found) if count]
-
-    def _ask(self, wanted: list[tuple[Shard, int]], beta: float | None, seconds: float) -> tuple[list[Part], list[Shard]]:
-        """Ask shards at the same time, the first in this thread. Returns what was drawn, and who did not answer."""
-        under_way = [(shard, self._draws.submit(self._draw, shard, count, beta, seconds)) for shard, count in wanted[1:]]
-        parts, failed = [], []
-        error: BaseException | None = None
-        results: list[tuple[Shard, Callable[[], Part]]] = [(wanted[0][0], lambda: self._draw(*wanted[0], beta, seconds))]
-        results += [(shard, future.result) for shard, future in under_way]
-        for shard, result in results:
-            try:
-                parts.append(result())
-            except UNAVAILABLE as reason:
-                shard.failed(reason)
-                failed.append(shard)
-            except Exception as reason:  # a mistake of the caller; the other answers are still taken
-                error = error or reason
-        if error is not None:
-            raise error
-        return parts, failed
-
-    def _draw(self, shard: Shard, n: int, beta: float | None, seconds: float) -> Part:
-        client = shard.client
-        if client is None:
-            raise ClosedError(f"shard {shard.member.name} has left")
-        life = shard.life  # before the draw: keys of a server that is restarted meanwhile then count as gone, which is safe
-        sample = client.sample(n, seconds, table=self._table, beta=beta)
-        shard.told(sample.info.mass, sample.info.store_size)
-        return Part(shard, life, sample)
-
-    def _final_shares(self, parts: list[Part], masses: dict[Shard, float], upkeep: Upkeep) -> dict[Shard, float]:
-        """The probability of each shard in this batch: shards that failed are left out, unless they have given a part."""
-        if len(parts) == 1 and len(upkeep.shards) == 1:
-            return {parts[0].shard: 1.0}
-        drawn = {part.shard for part in parts}
-        there = [shard for shard in masses if shard in drawn or shard.state == "up"]
-        return dict(zip(there, chances([masses[shard] for shard in there]).tolist()))
+    def _shares(self, draw: Draw) -> dict[Shard, float]:
+        """The probability of each shard in a batch: shards that have failed are left out, unless they have given a part."""
+        drawn = {part.shard for part in draw.parts}
+        there = [shard for shard in draw.masses if shard in drawn or shard not in draw.failed]
+        if len(there) == 1:
+            return {there[0]: 1.0}
+        return dict(zip(there, chances([draw.masses[shard] for shard in there]).tolist()))
 
     def dataset_iter(self, n: int, prefetch: int = 2, *, timeout: float | None = None, beta: float | None = None) -> Iterator[ClusterSample]:
-        """Yield batches of n items until the learner is closed, with `prefetch` of them on the way.
+        """Yield batches of n items until the learner is closed. While the caller works on one, `prefetch` further batches are on the way.
 
-        A batch on the way is already drawn: items that can be drawn only once are lost with it, unless their table has a lease.
+        A batch on the way is already drawn: items that can be drawn only once are lost with it, unless their table has a lease. Of samples of
+        varying length, none is drawn ahead, because each server would keep them.
         """
-        under_way: deque[Future[ClusterSample]] = deque()
-        ahead = ThreadPoolExecutor(max(1, prefetch), "echo-cluster-prefetch")
+        ahead = 0 if has_ragged(self._example) else max(0, prefetch)
+        draws: deque[Draw] = deque()
         try:
-            while not self._closed:
-                while len(under_way) < prefetch:
-                    under_way.append(ahead.submit(self.sample, n, timeout, beta=beta))
+            while True:
                 try:
-                    sample = under_way.popleft().result() if under_way else self.sample(n, timeout, beta=beta)
+                    while len(draws) <= ahead:
+                        draws.append(self._begin(n, beta, timeout))
+                    sample = self._finish(draws[0], timeout)
                 except ClosedError:
+                    if not self._closed:
+                        raise
                     return
+                draws.popleft()
                 yield sample
         finally:
-            for one in under_way:
-                one.cancel()
-            ahead.shutdown()
+            for draw in draws:
+                draw.withdraw()
 
     # ---- what is said about items -----------------------------------------------------------------------------------------
 
@@ -325,7 +324,6 @@ class ClusterLearner:
             self._upkeep.close()
         if self._publisher is not None:
             self._publisher.close()
-        self._draws.shutdown()
 
     def __enter__(self) -> ClusterLearner:
         return self

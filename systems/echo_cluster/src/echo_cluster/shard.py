@@ -14,9 +14,11 @@ from echo_core import Client, ClosedError, ConnectionClosedError, EchoError, Ech
 from .near import address_from_here
 
 if TYPE_CHECKING:
+    from echo_core.plugins.replay_package import RemoteTable
+
     from .members import Member
 
-__all__ = ["UNAVAILABLE", "Shard", "ShardState"]
+__all__ = ["UNAVAILABLE", "Reached", "Shard", "ShardState"]
 
 _log = logging.getLogger("echo")
 
@@ -48,6 +50,13 @@ class ShardState(NamedTuple):
     error: str
 
 
+class Reached(NamedTuple):
+    """A shard that can be asked now: its table, and its life, which was read first. So keys of a server that is restarted later count as gone."""
+
+    table: RemoteTable
+    life: int
+
+
 class Shard:
     """One shard of a learner. Draws of the learner's threads and the upkeep of one other thread may run at the same time.
 
@@ -63,6 +72,7 @@ class Shard:
         self._connect, self._table = connect, table
         self._lock = threading.Lock()
         self.client: Client | None = None
+        self._remote: RemoteTable | None = None  # of the client
         self.present = True  # whether the members still name it
         self.mass, self.size = 0.0, 0
         self.state, self.error = "down", "it was not reached yet"
@@ -74,13 +84,22 @@ class Shard:
     @property
     def life(self) -> int:
         """Counts the servers that this shard was: it grows with each new client, and when the client notices that its server was restarted."""
-        client = self.client
-        return self._earlier + (0 if client is None else int(client.stats()["learner_restarts"]))
+        with self._lock:
+            client, earlier = self.client, self._earlier
+        return earlier + (0 if client is None else int(client.stats()["learner_restarts"]))
 
     def ready(self) -> bool:
         """Whether it can be asked now."""
-        client = self.client
-        return self.state == "up" and client is not None and bool(client.stats()["connected"])
+        return self.reached() is not None
+
+    def reached(self) -> Reached | None:
+        """Its table and its life, or None if it cannot be asked now."""
+        with self._lock:
+            client, table, earlier = self.client, self._remote, self._earlier
+        if self.state != "up" or client is None or table is None:
+            return None
+        stats = client.stats()
+        return Reached(table, earlier + int(stats["learner_restarts"])) if stats["connected"] else None
 
     def told(self, mass: float | None, size: int) -> None:
         """The shard has told its mass; None if its sampler has none."""
@@ -137,14 +156,15 @@ class Shard:
         client = self._connect(address)
         with self._lock:
             if self.present:
-                self.client, self._address, self._seen = client, str(address), time.monotonic()
+                self.client, self._remote = client, client.table(self._table)
+                self._address, self._seen = str(address), time.monotonic()
                 return
         client.close(0)
 
     def _drop(self) -> None:
         """Forget the client. Keys of its life name nothing any more."""
         with self._lock:
-            client, self.client = self.client, None
+            client, self.client, self._remote = self.client, None, None
             if client is None:
                 return
             self._earlier += int(client.stats()["learner_restarts"]) + 1

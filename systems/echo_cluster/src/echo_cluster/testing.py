@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalCluster"]
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 
 class LocalCluster:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["empty", "large"]
+__all__ = ["LARGE", "empty", "large"]
 
 LARGE = 256 << 10  # bytes; the allocator itself keeps smaller blocks
 MOST_BYTES = 128 << 20  # of memory that is kept for later calls
