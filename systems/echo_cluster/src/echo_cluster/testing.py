@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster"]
 
 START_SECONDS = 60.0
+ORPHAN_SECONDS = 2.0
 
 
 class LocalCluster:
@@ -168,8 +169,9 @@ def _shard(
 
 
 def _end_with_parent() -> None:
-    """Drain this shard if the process that has started it is killed."""
+    """Drain this shard if the process that has started it is killed. Workers that it has started leave at the same time, and send what they have."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        time.sleep(ORPHAN_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)

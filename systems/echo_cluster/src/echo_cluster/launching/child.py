@@ -82,7 +82,7 @@ def _main() -> int:
 
 
 def _watch(context: Any) -> None:
-    sys.stdin.buffer.read(1)  # nothing is ever written here, so this ends with the input
+    os.read(0, 1)  # nothing more is ever written here, so this ends with the input; a buffered read would hold up the end of the process
     context.leave()
     threading.Event().wait(LEAVE_SECONDS)
     _thread.interrupt_main()
