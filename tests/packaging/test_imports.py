@@ -29,6 +29,7 @@ PACKAGES = {
     "echo_es",
     "echo_rl",
     "echo_cluster",
+    "echo_ray",
     "echo_samplers",
 }
 

@@ -15,12 +15,13 @@ from ray.exceptions import RayError
 
 from echo_cluster.launching.launched import LaunchedCluster
 from echo_cluster.launching.plan import Plan, plan_of
-from echo_core import EchoTimeoutError
+from echo_core import EchoError, EchoTimeoutError
 from echo_core.config.config import Config, load
 
 from .calls import Call
 from .members import KnownMembers
 from .placement import Placement
+from .view import shard_rows
 
 if TYPE_CHECKING:
     from echo_core import Table
@@ -52,8 +53,8 @@ def up(
         timeout: seconds until all shards serve, which Ray may need for starting nodes.
 
     Raises:
-        ConfigError: a key or an argument does not fit, or a cluster of this name runs already. EchoTimeoutError: Ray finds no room, or a shard does
-            not serve in time; the message says why, and nothing is left running.
+        ConfigError: a key or an argument does not fit, or a cluster of this name runs already. EchoError: a shard cannot serve. EchoTimeoutError: Ray
+            finds no room, or a shard does not serve in time. The message says why, and nothing is left running.
     """
     from ray import cloudpickle
 
@@ -72,7 +73,7 @@ class ControlStore:
         threading.Thread(target=self._ask, name="echo-ray-control-store", daemon=True).start()
 
     def _ask(self) -> None:
-        while not self._over.wait(1.0):
+        while not self._over.wait(1.0) and ray.is_initialized():  # Ray would connect again by itself
             try:
                 ray.nodes()
                 self._answered = time.monotonic()
@@ -133,7 +134,9 @@ class Cluster(LaunchedCluster):
                     f"shard {number} is {'being started by Ray' if call.answer is None else call.answer['state']}{call.error and f' ({call.error})'}"
                     for number, call in enumerate(self._looks)
                 ]
-                raise EchoTimeoutError(f"cluster {self.plan.name} does not serve{'' if failed else f' after {timeout:g} s'}: {'; '.join(said)}")
+                if failed:
+                    raise EchoError(f"cluster {self.plan.name} does not serve: {'; '.join(said)}")
+                raise EchoTimeoutError(f"cluster {self.plan.name} does not serve after {timeout:g} s: {'; '.join(said)}")
             time.sleep(0.1)
 
     # ---- upkeep ----------------------------------------------------------------------------------------------------------
@@ -142,6 +145,8 @@ class Cluster(LaunchedCluster):
         placement = self._placement
         if placement is None:
             return
+        if not ray.is_initialized():  # it would connect again by itself
+            raise EchoError("this process has left Ray (ray.shutdown), which has ended the cluster's processes; call down() before that")
         for number, call in enumerate(self._looks):
             if call.poll() and number not in self._drained:
                 self._known.told(number, call.answer)
@@ -179,18 +184,7 @@ class Cluster(LaunchedCluster):
         return notes
 
     def _shards(self) -> list[dict[str, Any]]:
-        rows = {row["shard"]: row for row in super()._shards()}
-        found = []
-        for number, call in enumerate(self._looks):
-            look = call.answer or {}
-            state = look.get("state", "starting")
-            row = rows.get(f"shard-{number}") or {"shard": f"shard-{number}", "address": "", "state": "down", "workers": 0, "tables": {}, "error": ""}
-            if number in self._drained or state not in ("serving", "starting"):
-                row |= {"state": "drained" if number in self._drained else state, "error": look.get("error", "")}
-            elif row["state"] != "up" and call.error:
-                row["error"] = f"Ray starts it again ({call.error})"
-            found.append({**row, "pid": look.get("pid"), "node": look.get("node"), "life": look.get("life")})
-        return found
+        return shard_rows(super()._shards(), self._looks, self._drained)
 
     # ---- the end ---------------------------------------------------------------------------------------------------------
 
@@ -209,7 +203,7 @@ class Cluster(LaunchedCluster):
             self._control.stop()
         placement = self._placement
         try:
-            if placement is not None:
+            if placement is not None and ray.is_initialized():
                 self._stop([pool.stop.remote(timeout) for pool in placement.pools], "workers", ends)
                 self._stop([shard.stop.remote() for shard in placement.shards], "shards", ends)
                 placement.remove()

@@ -15,6 +15,7 @@ from echo_core import ConfigError, EchoError, EchoTimeoutError
 
 from .calls import NAMESPACE, Call, name_of
 from .members import KnownMembers
+from .view import shard_rows
 
 __all__ = ["Connected", "connect"]
 
@@ -67,7 +68,12 @@ class Connected(LaunchedCluster):
                 return
             time.sleep(0.05)
 
+    def _shards(self) -> list[dict[str, Any]]:
+        return shard_rows(super()._shards(), self._looks)
+
     def _keep(self) -> None:
+        if not ray.is_initialized():  # it would connect again by itself
+            raise EchoError("this process has left Ray (ray.shutdown), so its view of the cluster has ended; call down() before that")
         for number, call in enumerate(self._looks):
             if call.poll():
                 self._known.told(number, call.answer)

@@ -42,7 +42,7 @@ class ShardActor:
     """
 
     def __init__(self, plan: Plan, number: int, mark: str) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
         self._plan, self._number = plan, number
         self._folder = folder_of(plan.name, mark)
         self._shm = f"shm://echo-ray-{plan.name}-{mark}-{number}"

@@ -26,7 +26,7 @@ class WorkersActor:
     """
 
     def __init__(self, plan: Plan, first: int, mark: str) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
         assert plan.worker is not None
         self._folder = folder_of(plan.name, mark) / f"workers-{first}"
         shutil.rmtree(self._folder, ignore_errors=True)  # that of a former life
