@@ -140,6 +140,13 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", *places, env=env)
 
 
+@nox.session
+def ray_kills(session: nox.Session) -> None:
+    """Kill shards and workers on two nodes of Ray 20 times, and then Ray's control store. It takes about five minutes. Arguments go to pytest."""
+    install(session, ["test", "build"], "echo-core[ray,testing]")
+    session.run("python", "-m", "pytest", "-s", "systems/echo_ray/tests/kills.py", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Fuzz the native parsers with libFuzzer (needs clang++) and the Python parsers with atheris. The argument is seconds per target, default 60."""
