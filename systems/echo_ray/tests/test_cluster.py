@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -153,3 +155,14 @@ def test_a_search_runs_on_it(ray_nodes: Any) -> None:
         assert server.wait(120)
         assert workers.wait(60), "the search is over, so its workers end by themselves"
     assert server.best is not None and server.best.epoch <= 5
+
+
+def test_the_readme_runs(ray_nodes: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"^```python needs=ray\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "program.py").write_text(program)
+    lines = ["[cluster]", "workers = { min = 1, cpus = 0.0 }", "[example]", 'obs = { dtype = "float32", shape = [4] }']
+    (tmp_path / "echo.toml").write_text("\n".join([*lines, "[[server.tables]]", 'name = "replay"', "capacity = 1000", 'sampler = "prioritized"']))
+    environment = {**os.environ, "RAY_ADDRESS": ray_nodes.address}
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, env=environment, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -55,8 +55,8 @@ def packed(worker: Any, dumps: Callable[[Any], bytes] | None = None) -> Packed:
 
 def given_to(worker: Packed, index: int, name: str, members: Any, token: bytes) -> bytes:
     """What the parent writes to the standard input of the worker `index`."""
-    main = {**worker.main, "sys_path": list(sys.path)}
-    return pickle.dumps((os.getpid(), worker._replace(main=main), index, f"{name}-{index}", members, token))
+    made = Packed(worker.command, worker.function, {**worker.main, "sys_path": list(sys.path)})
+    return pickle.dumps((os.getpid(), made, index, f"{name}-{index}", members, token))
 
 
 def _main() -> int:
