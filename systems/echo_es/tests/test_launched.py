@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from echo_core import EchoError, PluginNotFound
+from echo_core import EchoError
+from echo_core.base.errors import PluginNotFound
 from echo_es import PGPE, ESServer
 from echo_es.commands.group import command
 from echo_es.workers.launched import start_workers

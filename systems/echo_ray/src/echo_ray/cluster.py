@@ -120,7 +120,7 @@ class Cluster(LaunchedCluster):
             self._over.set()
             self._end(5.0)
             raise
-        self._begin()
+        self._begin_upkeep()
 
     def _wait_for_shards(self, ends: float, timeout: float) -> None:
         while True:

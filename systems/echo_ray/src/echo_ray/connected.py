@@ -58,7 +58,7 @@ class Connected(LaunchedCluster):
         self._counts: list[Call] = []
         super().__init__(plan, self._known)
         self._wait_for_answers()
-        self._begin()
+        self._begin_upkeep()
 
     def _wait_for_answers(self) -> None:
         ends = time.monotonic() + ANSWER_SECONDS

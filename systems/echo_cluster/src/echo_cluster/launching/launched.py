@@ -31,7 +31,7 @@ LONG_DRAW_SECONDS = 0.1  # a draw that takes longer waits for items
 class LaunchedCluster(ABC):
     """Shards and workers that were started together; see `echo_core.config.launching.Launched`.
 
-    A launcher derives from it, calls `_begin` when all is started, and says how its processes are.
+    A launcher derives from it, calls `_begin_upkeep` when all is started, and says how its processes are.
 
     Attributes:
         members: where the shards are.
@@ -68,7 +68,7 @@ class LaunchedCluster(ABC):
         """What a person should know, in sentences."""
         return []
 
-    def _begin(self) -> None:
+    def _begin_upkeep(self) -> None:
         self._watching.start()
 
     # ---- for everybody ---------------------------------------------------------------------------------------------------

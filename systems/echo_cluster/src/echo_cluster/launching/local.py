@@ -62,7 +62,7 @@ class LocalLaunched(LaunchedCluster):
         if plan.worker is not None:
             self._pool = WorkerPool(plan.worker, name=plan.name, members=self.members, token=plan.token, restarts=plan.workers.restarts)
             self._pool.set(plan.n)
-        self._begin()
+        self._begin_upkeep()
 
     def _keep(self) -> None:
         if self._pool is not None:
