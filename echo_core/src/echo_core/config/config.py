@@ -166,6 +166,8 @@ class Config:
             transport.create()
         if self.client.address is not None or self.client.options:
             self.connect_options()
+        if "cluster" in self._origins:
+            self.plugin_host.launcher(self.cluster.via)
 
     def sampler(self) -> Sampler | None:
         """Make the sampler of `[server]`. None if it names none and the default one is not installed, without which `Server` can stream.
