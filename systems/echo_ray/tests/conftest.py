@@ -28,6 +28,7 @@ def ray_folder() -> Iterator[Path]:
     settings = {
         "RAY_TMPDIR": str(folder),
         "TMPDIR": str(folder),
+        "PYTHONPATH": str(Path(__file__).parent),  # so that worker processes find work.py; a function by value would bring Ray into each
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",

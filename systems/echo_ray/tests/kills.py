@@ -28,12 +28,9 @@ WORKER_KILLS = SHARD_KILLS = 10
 PATIENCE = 1.0
 TABLES = [{"name": "replay", "capacity": 1_000_000, "sampler": {"type": "prioritized", "alpha": 1.0}}]
 DRIVER = """
-import sys, time
-sys.path.insert(0, {tests!r})
+import time
 import ray, echo_ray
-from ray import cloudpickle
 import work
-cloudpickle.register_pickle_by_value(work)
 ray.init(address={address!r}, log_to_driver=False)
 cluster = echo_ray.up(work.CONFIG, work.send_some)
 learner = cluster.learner(work.EXAMPLE)
@@ -77,9 +74,6 @@ def everything(cluster: Any) -> Counter[tuple[int, int]]:
 
 @pytest.mark.timeout(900)
 def test_twenty_kills(ray_nodes: Any, tmp_path: Path) -> None:
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules["work"])
     config = {**CONFIG, "server": {"tables": TABLES}}
     config["cluster"] = {**CONFIG["cluster"], "workers": {"min": 2, "max": 2, "cpus": 0.5, "restarts": 100}, "checkpoint_every": 1.0}
     over = threading.Event()
@@ -166,7 +160,7 @@ def test_twenty_kills(ray_nodes: Any, tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_the_control_store_is_killed(ray_nodes: Any, tmp_path: Path) -> None:
     """It comes last, because it ends Ray. No draw fails until Ray ends the process, and the view says what is wrong."""
-    text = DRIVER.format(tests=os.path.dirname(os.path.abspath(__file__)), address=ray_nodes.address)
+    text = DRIVER.format(address=ray_nodes.address)
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, env=environment) as driver:
         assert driver.stdout is not None

@@ -25,9 +25,6 @@ from work import CONFIG, EXAMPLE, ITEMS, items, nearness, send_some, until
 
 @pytest.fixture(scope="module")
 def cluster(ray_nodes: Any) -> Iterator[Any]:
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules["work"])  # a program's own module travels in this way, or as Ray's working_dir
     threads = set(threading.enumerate())
     with echo_ray.up(CONFIG, send_some) as launched:
         yield launched

@@ -6,7 +6,6 @@ import _thread
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from echo_core.base.address import Address
@@ -20,7 +19,7 @@ __all__ = ["start_workers"]
 
 def start_workers(
     config: Any,
-    what: str | Evaluate | type[Worker],
+    what: str | Evaluate | type[Worker[Any]],
     address: str | Address,
     *,
     workers: int | None = None,
@@ -53,7 +52,7 @@ def start_workers(
     return launch(config, run, shards=0, workers=workers, token=token, name=name)
 
 
-def _work(context: Any, what: Callable[..., Any], address: str, **options: Any) -> None:
+def _work(context: Any, what: Any, address: str, **options: Any) -> None:
     """What one worker runs. `context` says its name, and when it has to leave; its server then gives its task to another worker at once."""
     threading.Thread(target=_leave, args=(context,), name="echo-es-leaves", daemon=True).start()
     if isinstance(what, type) and issubclass(what, Worker):
