@@ -187,7 +187,7 @@ def rdma_vm(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site into build/docs. A warning is an error."""
-    install(session, ["docs"], "echo-core[all,es,cluster,testing]")
+    install(session, ["docs"], "echo-core[all,es,cluster,ray,testing]")
     session.run("python", "tools/torch_cpu.py")
     session.run("python", "tools/install.py", "echo-core[rl]", "echo-rl[engine]")
     session.run("python", "tools/hooks.py", "--check")

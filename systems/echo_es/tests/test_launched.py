@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from echo_core import EchoError
 from echo_core.base.errors import PluginNotFound
-from echo_es import PGPE, ESServer
+from echo_es import PGPE, ESServer, start_workers
 from echo_es.commands.group import command
-from echo_es.workers.launched import start_workers
 
 CONFIG: dict[str, Any] = {"cluster": {"via": "local", "workers": {"min": 2, "restarts": 0}}}
 

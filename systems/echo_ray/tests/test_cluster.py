@@ -143,8 +143,7 @@ def test_it_ends_when_another_process_asks(cluster: Any) -> None:
 
 def test_a_search_runs_on_it(ray_nodes: Any) -> None:
     """The workers of echo-es run where [cluster] says, and echo-es knows nothing of Ray."""
-    from echo_es import PGPE, ESServer
-    from echo_es.workers.launched import start_workers
+    from echo_es import PGPE, ESServer, start_workers
 
     config = {"cluster": {"via": "ray", "workers": {"min": 2, "cpus": 0.0}}}
     server = ESServer(transport="tcp://127.0.0.1:0", strategy=PGPE(3, 8, sigma=0.1), max_epochs=5)

@@ -20,7 +20,7 @@ from echo_cluster.near import host_id
 from echo_core import EchoError, Server
 from echo_core.base.errors import ListenError
 
-__all__ = ["ShardActor", "folder_of"]
+__all__ = ["ShardActor", "folder_of", "remove_empty"]
 
 _log = logging.getLogger("echo")
 
@@ -30,6 +30,15 @@ DRAIN_SECONDS = 10.0
 def folder_of(name: str, mark: str) -> Path:
     """The folder of a cluster on a node: where its shards of this node announce themselves, and their checkpoints if no other place is given."""
     return Path(tempfile.gettempdir(), f"echo-ray-{name}-{mark}")
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder, and then its parent, unless another shard or other workers of this machine have something there."""
+    for one in (folder, folder.parent):
+        try:
+            one.rmdir()
+        except OSError:
+            return
 
 
 class ShardActor:
@@ -134,4 +143,6 @@ class ShardActor:
     def stop(self) -> None:
         """Drain, and remove the files of this node that nobody needs any more."""
         self.drain()
-        shutil.rmtree(self._folder / "shards" if self._plan.checkpoint is not None else self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder / f"checkpoint-{self._number}", ignore_errors=True)  # elsewhere if the plan names a folder; that one stays
+        (self._folder / "shards" / f"shard-{self._number}").unlink(missing_ok=True)
+        remove_empty(self._folder / "shards")

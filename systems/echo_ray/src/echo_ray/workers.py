@@ -11,7 +11,7 @@ from echo_cluster import announce
 from echo_cluster.launching.plan import Plan
 from echo_cluster.launching.pool import WorkerPool
 
-from .shard import folder_of
+from .shard import folder_of, remove_empty
 
 __all__ = ["WorkersActor"]
 
@@ -52,8 +52,6 @@ class WorkersActor:
     def stop(self, timeout: float) -> None:
         """Let the workers leave; kill those that have not after `timeout` seconds."""
         self._pool.close(timeout)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        try:
-            self._folder.parent.rmdir()
-        except OSError:  # shards of this node are there, or other workers
-            pass
+        for path in self._folder.glob("*"):
+            path.unlink()
+        remove_empty(self._folder)
