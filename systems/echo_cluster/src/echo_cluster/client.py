@@ -125,7 +125,7 @@ class ClusterClient:
                     break
                 address = address_from_here(member.addresses, member.host if self._near else "-")
                 try:
-                    if len(members) > 1:  # the client's own dial lasts as long as its calls, which is too long for a shard that is gone
+                    if len(members) > 1 or ended:  # the client's own dial lasts as long as its calls, which is too long for a shard that is gone
                         self._connect(address, min(DIAL_SECONDS, max(remaining, 0.1))).close(0)
                     return member, self._connect(address, self._timeout)
                 except (SecurityError, SpecError, ConfigError):

@@ -5,7 +5,6 @@ For a function, the end of the standard input says that the worker has to leave.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import os
 import pickle
@@ -85,7 +84,7 @@ def _watch(context: Any) -> None:
     os.read(0, 1)  # nothing more is ever written here, so this ends with the input; a buffered read would hold up the end of the process
     context.leave()
     threading.Event().wait(LEAVE_SECONDS)
-    _thread.interrupt_main()
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # _thread.interrupt_main would not end a wait of the main thread
 
 
 def _replaced(part: str, index: int, members: Any) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import functools
+import signal
 import threading
 from typing import Any
 
@@ -65,4 +65,4 @@ def _work(context: Any, what: Any, address: str, **options: Any) -> None:
 def _leave(context: Any) -> None:
     while not context.wait(60.0):
         pass
-    _thread.interrupt_main()
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
