@@ -37,9 +37,7 @@ __all__ = ["worker"]
 @click.option(
     "-c", "--config", type=click.Path(exists=True, path_type=Path), help="A TOML file whose [cluster] says how many workers to run, and where, such as on Ray."
 )
-def worker(
-    what: str, address: str, cores: int, processes: int, experiment: str | None, name: str | None, reconnect: float, config: Path | None
-) -> int:
+def worker(what: str, address: str, cores: int, processes: int, experiment: str | None, name: str | None, reconnect: float, config: Path | None) -> int:
     """Work for the search at ADDRESS until it is over.
 
     WHAT is package.module:name. It is a function that takes candidates, shape (n, dims), and the epoch, and returns n rewards, if the server
