@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from echo_core import ClosedError, ConfigError, EchoError
+from echo_core.base.plural import counted
 
 from ..client import ClusterClient
 from ..draw import ClusterSample
@@ -167,7 +168,7 @@ class LaunchedCluster(ABC):
         self.down()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.{type(self).__name__} {self.plan.name}: {self.plan.shards} shards, {self._wanted} workers>"
+        return f"<{type(self).__module__}.{type(self).__name__} {self.plan.name}: {counted(self.plan.shards, 'shard')}, {counted(self._wanted, 'worker')}>"
 
     # ---- upkeep ----------------------------------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ class LaunchedCluster(ABC):
         learner = learner or any(one.waits() for one in self._learners)
         if scaling is not None and (wanted := scaling.look(now, learner, blocked, self._wanted)) != self._wanted:
             why = "its learner waits" if wanted > self._wanted else "its workers wait for the learner"
-            _log.info("cluster %s has %d workers from now on, not %d, because %s", self.plan.name, wanted, self._wanted, why)
+            _log.info("cluster %s has %s from now on, not %d, because %s", self.plan.name, counted(wanted, "worker"), self._wanted, why)
             self._wanted = wanted
 
 
