@@ -20,7 +20,7 @@ from echo_core import ConfigError, JobEnded
 __all__ = ["COMMAND", "Packed", "given_to", "packed"]
 
 COMMAND = [sys.executable, "-m", "echo_cluster.launching.child"]
-LEAVE_SECONDS = 10.0  # after which a function that has to leave is interrupted
+LEAVE_SECONDS = 5.0  # after which a function that has to leave is interrupted
 PR_SET_PDEATHSIG = 1
 
 

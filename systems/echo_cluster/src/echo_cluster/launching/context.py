@@ -33,7 +33,7 @@ class WorkerContext:
 
     @property
     def leaving(self) -> bool:
-        """Whether this worker has to leave: its function sends what it still has, and returns. If it has not returned after 10 s, it gets a
+        """Whether this worker has to leave: its function sends what it still has, and returns. If it has not returned after 5 s, it gets a
         KeyboardInterrupt."""
         return self._leaving.is_set()
 
