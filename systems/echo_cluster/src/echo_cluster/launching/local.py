@@ -47,7 +47,8 @@ class LocalLaunched(LaunchedCluster):
         self._cluster: LocalCluster | None = None
         self._pool: WorkerPool | None = None
         self._drained: set[int] = set()
-        self._deaths: dict[int, list[float]] = {}
+        self._deaths: dict[int, list[float]] = {}  # by shard: when it died within the last minute
+        self._dead_since: dict[int, float] = {}
         if plan.shards:
             self._cluster = LocalCluster(
                 plan.shards,
@@ -67,22 +68,22 @@ class LocalLaunched(LaunchedCluster):
     def _keep(self) -> None:
         if self._pool is not None:
             self._pool.set(self._wanted)
-        cluster = self._cluster
-        for number, process in enumerate([] if cluster is None else cluster.processes):
+        if self._cluster is not None:
+            self._restart_dead(self._cluster)
+
+    def _restart_dead(self, cluster: LocalCluster) -> None:
+        """Start shards again that have died, after a pause that grows if one dies again and again."""
+        now = time.monotonic()
+        for number, process in enumerate(cluster.processes):
             if process.exitcode in (None, 0) or number in self._drained:
                 continue
-            now = time.monotonic()
-            deaths = self._deaths.setdefault(number, [])
-            if not deaths or deaths[-1] < 0:  # a negative time is that of a restart
-                deaths[:] = [at for at in deaths if now - abs(at) < FORGET_SECONDS]
-                deaths.append(now)
-            died = sum(at > 0 for at in deaths)
-            if now - deaths[-1] < PAUSES[min(died - 1, len(PAUSES) - 1)]:
-                continue
-            _log.warning("shard %d of cluster %s has ended with exit code %s, and is started again", number, self.plan.name, process.exitcode)
-            assert cluster is not None
-            cluster.restart(number, wait=False)
-            deaths.append(-now)
+            if number not in self._dead_since:
+                self._dead_since[number] = now
+                self._deaths[number] = [*(at for at in self._deaths.get(number, []) if now - at < FORGET_SECONDS), now]
+            if now - self._dead_since[number] >= PAUSES[min(len(self._deaths[number]), len(PAUSES)) - 1]:
+                _log.warning("shard %d of cluster %s has ended with exit code %s, and is started again", number, self.plan.name, process.exitcode)
+                cluster.restart(number, wait=False)
+                del self._dead_since[number]
 
     def _pools(self) -> list[dict[str, Any]]:
         return [] if self._pool is None else [self._pool.figures()]
