@@ -150,6 +150,13 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", *places, env=env)
 
 
+@nox.session
+def ray_kills(session: nox.Session) -> None:
+    """Kill shards and workers on two nodes of Ray 20 times, and then Ray's control store. It takes about five minutes. Arguments go to pytest."""
+    install(session, ["test", "build"], "echo-core[ray,testing]")
+    session.run("python", "-m", "pytest", "-s", "systems/echo_ray/tests/kills.py", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Fuzz the native parsers with libFuzzer (needs clang++) and the Python parsers with atheris. The argument is seconds per target, default 60."""
@@ -190,7 +197,7 @@ def rdma_vm(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site into build/docs. A warning is an error."""
-    install(session, ["docs"], "echo-core[all,es,cluster,testing]")
+    install(session, ["docs"], "echo-core[all,es,cluster,ray,testing]")
     session.run("python", "tools/torch_cpu.py")
     session.run("python", "tools/install.py", "echo-core[rl]", "echo-rl[engine]")
     session.run("python", "tools/hooks.py", "--check")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from echo_core.plugins import hookspecs
-from echo_core.plugins.loading import COMMANDS, OBSERVERS, RESOLVERS, SAMPLERS, TRANSPORTS
+from echo_core.plugins.loading import COMMANDS, LAUNCHERS, OBSERVERS, RESOLVERS, SAMPLERS, TRANSPORTS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "plugins" / "hooks.md"
 HEAD = f"""# Reference: hooks
@@ -21,7 +21,7 @@ HEAD = f"""# Reference: hooks
 A plugin marks functions with `@hookimpl` and names its module in an entry point of one of three groups: `{TRANSPORTS}`, `{SAMPLERS}`, or
 `{OBSERVERS}` for observers, which implement any of the hooks that report. An object with such methods can also be given to one server:
 `Server(observers=[...])`. Commands for `echoctl` ([more](../echoctl.md)) and functions that find servers ([more](../finding-servers.md)) have
-the groups `{COMMANDS}` and `{RESOLVERS}` and need no hook.
+the groups `{COMMANDS}` and `{RESOLVERS}` and need no hook, and so have those that start clusters ([more](../ray.md)): `{LAUNCHERS}`.
 The names `hookimpl`, `TransportInfo` and `SamplerInfo` are those of `echo_core.plugins.hookspecs`.
 This is plugin API {hookspecs.PLUGIN_API}: see [what stays](versions.md).
 """

@@ -29,6 +29,7 @@ PACKAGES = {
     "echo_es",
     "echo_rl",
     "echo_cluster",
+    "echo_ray",
     "echo_samplers",
 }
 
@@ -157,3 +158,9 @@ def test_core_says_how_to_get_the_kit(python) -> None:
             raise AssertionError("it was found")
         """
     )
+
+
+def test_only_echo_ray_imports_ray() -> None:
+    files = [path for place in ("*/src", "plugins/*/src", "systems/*/src", "examples", "benchmarks", "tools") for path in ROOT.glob(f"{place}/**/*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if re.search(r"^\s*(import|from)\s+ray\b", path.read_text(), re.M)}
+    assert found and all(name.startswith("systems/echo_ray/") for name in found), found

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.every_python
     [
         ("server = 5", "a.toml: server: must be a table: [server]"),
         ("[sever]\nx = 1", "a.toml: sever.x: no section 'sever'; did you mean 'server'?"),
-        ("[quite]\nx = 1", "a.toml: quite.x: no section 'quite'; the sections are shared, server, client, security, plugins, example"),
+        ("[quite]\nx = 1", "a.toml: quite.x: no section 'quite'; the sections are shared, server, client, security, plugins, cluster, example"),
         (
             "[server]\nbatchsize = 1",
             "a.toml: server.batchsize: unknown key; did you mean 'batch_size'?",

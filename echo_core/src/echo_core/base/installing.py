@@ -18,7 +18,7 @@ PUBLISHED: Final[bool] = False
 
 OWN: Final = frozenset(
     {"echo-core", "echo-net", "echo-replay", "echo-testing", "echo-samplers", "echo-tcp", "echo-shm", "echo-grpc", "echo-rdma", "echo-ipc"}
-    | {"echo-es", "echo-rl", "echoctl", "echo-adapters"}
+    | {"echo-es", "echo-rl", "echo-cluster", "echo-ray", "echoctl", "echo-adapters"}
 )
 
 

@@ -25,22 +25,26 @@ from .plugin_defaults import plugin_defaults
 from .sections import (
     KEYS,
     ClientConfig,
+    ClusterConfig,
     PluginChoice,
     PluginsConfig,
     SecurityConfig,
     ServerConfig,
     SharedConfig,
+    WorkersConfig,
 )
 from .shared import disagreement, with_shared
 
 __all__ = [
     "ClientConfig",
+    "ClusterConfig",
     "Config",
     "PluginChoice",
     "PluginsConfig",
     "SecurityConfig",
     "ServerConfig",
     "Text",
+    "WorkersConfig",
     "build_options",
     "client_arguments",
     "load",
@@ -55,7 +59,7 @@ class Config:
     """A whole configuration, made by `load`. Only the keys that core knows are checked.
 
     Attributes:
-        shared, server, client, security, plugins: the sections. `server` and `client` have what `shared` gave them.
+        shared, server, client, security, plugins, cluster: the sections. `server` and `client` have what `shared` gave them.
         example: the pytree that the tables of `[example]` describe; None if there are no such tables.
         plugin_host: the installed plugins, with the settings of `[plugins]` applied.
         no_tables: why the tables of `[[server.tables]]` were not read, which a worker does not need; None if they were.
@@ -66,6 +70,7 @@ class Config:
     client: ClientConfig
     security: SecurityConfig
     plugins: PluginsConfig
+    cluster: ClusterConfig
     plugin_host: PluginHost
     example: Any
     no_tables: PluginNotFound | None = None
@@ -82,6 +87,7 @@ class Config:
         self.plugins = self._build(PluginsConfig, sections["plugins"], "plugins")
         self.plugin_host = PluginHost(self.plugins.disable, self.plugins.require, env)
         self.security = self._build(SecurityConfig, sections["security"], "security")
+        self.cluster = self._build(ClusterConfig, sections["cluster"], "cluster")
         self.server = self._server(sections["server"])
         self.client = self._client(sections["client"])
 
@@ -160,6 +166,8 @@ class Config:
             transport.create()
         if self.client.address is not None or self.client.options:
             self.connect_options()
+        if "cluster" in self._origins:
+            self.plugin_host.launcher(self.cluster.via)
 
     def sampler(self) -> Sampler | None:
         """Make the sampler of `[server]`. None if it names none and the default one is not installed, without which `Server` can stream.

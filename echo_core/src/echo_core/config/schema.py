@@ -12,7 +12,7 @@ from ..base.option_reader import is_dataclass, is_required, kind_of, option_fiel
 from ..plugins import discovery
 from ..plugins.discovery import PluginHost
 from ..plugins.replay_package import replay_module
-from .sections import PluginsConfig, SecurityConfig, ServerConfig, SharedConfig
+from .sections import ClusterConfig, PluginsConfig, SecurityConfig, ServerConfig, SharedConfig
 
 __all__ = ["configuration_schema", "options_schema", "typed_schema"]
 
@@ -64,6 +64,7 @@ def configuration_schema(plugins: PluginHost | None = None) -> dict[str, Any]:
             "client": {"type": "object", "properties": client, "additionalProperties": False},
             "security": security,
             "plugins": options_schema(PluginsConfig),
+            "cluster": options_schema(ClusterConfig),
             "example": {"type": "object", "description": "what a sample looks like: nested tables; a leaf has a dtype and a shape"},
         },
     }

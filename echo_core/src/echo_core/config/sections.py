@@ -17,11 +17,13 @@ from ..security.tokens import Token, find_tokens
 __all__ = [
     "KEYS",
     "ClientConfig",
+    "ClusterConfig",
     "PluginChoice",
     "PluginsConfig",
     "SecurityConfig",
     "ServerConfig",
     "SharedConfig",
+    "WorkersConfig",
 ]
 
 # The keys that users may write in each section. [client] also takes options of its transport.
@@ -34,6 +36,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "client": ("address", "timeout", "name", "weights"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
     "plugins": ("disable", "require"),
+    "cluster": ("via", "shards", "workers", "checkpoint", "checkpoint_every", "listen"),
 }
 
 
@@ -192,3 +195,48 @@ class PluginsConfig:
 
     disable: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkersConfig:
+    """`workers` in `[cluster]`: how many, and where."""
+
+    min: int = 1
+    max: int | None = None  # None: as many as min
+    per_node: int = 16
+    cpus: float = 1.0  # that a scheduler keeps for each
+    restarts: int = 5  # of workers that die, within 10 minutes
+
+    def __post_init__(self) -> None:
+        for name in ("min", "restarts"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.max is not None and self.max < max(self.min, 1):
+            raise ValueError(f"max must be at least min, which is {self.min}, and at least 1, not {self.max}")
+        if self.per_node < 1:
+            raise ValueError(f"per_node must be at least 1, not {self.per_node}")
+        if not 0 <= self.cpus < float("inf"):
+            raise ValueError(f"cpus must be 0 or more, not {self.cpus}")
+
+    @property
+    def most(self) -> int:
+        """The largest number of workers."""
+        return self.min if self.max is None else self.max
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The section `[cluster]`: what starts the shards and workers of a job, and how many."""
+
+    via: str = "local"
+    shards: int = 1
+    workers: WorkersConfig = WorkersConfig()
+    checkpoint: Path | None = None
+    checkpoint_every: float = 30.0
+    listen: str | None = None  # an address with {node} in it; None leaves it to the launcher
+
+    def __post_init__(self) -> None:
+        if self.shards < 0:
+            raise ValueError(f"shards must be 0 or more, not {self.shards}")
+        if not 0 < self.checkpoint_every < float("inf"):
+            raise ValueError(f"checkpoint_every must be a number of seconds above 0, not {self.checkpoint_every}")

@@ -34,6 +34,7 @@ from .hookspecs import SamplerInfo, TransportInfo
 from .loading import (
     COMMANDS,
     KINDS,
+    LAUNCHERS,
     OBSERVERS,
     RESOLVERS,
     SAMPLERS,
@@ -51,6 +52,7 @@ from .resolvers import BUILT_IN
 
 __all__ = [
     "COMMANDS",
+    "LAUNCHERS",
     "OBSERVERS",
     "RESOLVERS",
     "SAMPLERS",
@@ -61,6 +63,7 @@ __all__ = [
     "command",
     "installed",
     "known",
+    "launcher",
     "notify",
     "observers",
     "resolver",
@@ -75,6 +78,7 @@ __all__ = [
 _EXTRAS: dict[str, dict[str, str]] = {
     TRANSPORTS: {"tcp": "tcp", "tcps": "tcp", "shm": "shm", "grpc": "grpc", "grpcs": "grpc", "rdma": "rdma", "ucx": "rdma"},
     SAMPLERS: dict.fromkeys(("fifo", "lifo", "uniform", "prioritized", "hot_cold", "min_heap", "max_heap"), "samplers"),
+    LAUNCHERS: {"local": "cluster", "ray": "ray"},
 }
 
 _log = logging.getLogger("echo")
@@ -195,6 +199,10 @@ class PluginHost:
         """Whether addresses with this scheme name no transport but a resolver."""
         others = (record.name for record, _ in self._found(RESOLVERS))
         return (scheme in BUILT_IN or scheme in others) and all(record.name != scheme for record, _ in self._found(TRANSPORTS))
+
+    def launcher(self, name: str) -> Any:
+        """The function that starts the shards and workers of `[cluster]`, imported. Raises like `transport`."""
+        return self._object(LAUNCHERS, name)
 
     def _object(self, group: str, name: str) -> Any:
         record, entry = self._chosen(group, name)
@@ -323,7 +331,7 @@ class PluginHost:
 
 
 def known() -> list[tuple[str, str, str]]:
-    """Transports and samplers of Echo's other distributions, installed or not: `(group, name, requirement)`."""
+    """Transports, samplers and launchers of Echo's other distributions, installed or not: `(group, name, requirement)`."""
     return [(group, name, f"echo-core[{extra}]") for group, names in _EXTRAS.items() for name, extra in names.items()]
 
 
@@ -379,6 +387,7 @@ installed = default.installed
 transport = default.transport
 command = default.command
 resolver = default.resolver
+launcher = default.launcher
 resolves = default.resolves
 transport_class = default.transport_class
 client_class = default.client_class

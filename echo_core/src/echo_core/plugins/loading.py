@@ -23,6 +23,7 @@ from .hookspecs import PLUGIN_API, PROJECT, SamplerInfo, TransportInfo
 __all__ = [
     "COMMANDS",
     "KINDS",
+    "LAUNCHERS",
     "OBSERVERS",
     "RESOLVERS",
     "SAMPLERS",
@@ -43,6 +44,7 @@ SAMPLERS = "echo.samplers"
 OBSERVERS = "echo"
 COMMANDS = "echo.commands"
 RESOLVERS = "echo.resolvers"
+LAUNCHERS = "echo.launchers"
 
 _CORE = re.compile(r"echo[-_.]core(?![A-Za-z0-9._-]*[A-Za-z0-9])", re.I)  # a requirement on echo-core
 
@@ -62,6 +64,7 @@ KINDS = {
     # The entry points of these name objects, which describe nothing.
     COMMANDS: Kind("command", "", type(None)),
     RESOLVERS: Kind("resolver", "", type(None)),
+    LAUNCHERS: Kind("launcher", "", type(None)),
 }
 
 
@@ -70,9 +73,10 @@ class PluginRecord:
     """One entry point as it was found; its module need not have been imported.
 
     Attributes:
-        group: `"echo.transports"`, `"echo.samplers"`, `"echo"`, `"echo.commands"` or `"echo.resolvers"`.
+        group: `"echo.transports"`, `"echo.samplers"`, `"echo"`, `"echo.commands"`, `"echo.resolvers"` or
+            `"echo.launchers"`.
         name: the entry-point name, which users type.
-        value: the module that it names; for a command or a resolver, the module and the object in it.
+        value: the module that it names; for a command, a resolver or a launcher, the module and the object in it.
         distribution, version: the distribution that provides it, and its version.
         disabled: the setting that disables it (`"ECHO_DISABLE_PLUGINS"`, `"[plugins] disable"`), or None.
         error: why it cannot be used, as far as is known without importing it, or None.
@@ -119,7 +123,7 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
     def load() -> Any:
         _check_core(record, entry)
         found = entry.load()
-        if record.group in (COMMANDS, RESOLVERS):
+        if record.group in (COMMANDS, RESOLVERS, LAUNCHERS):
             return _checked_object(record, found)
         info = _describe(record, found)
         if info is not None and info.api != PLUGIN_API:

@@ -92,7 +92,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS):
+    for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS, discovery.LAUNCHERS):
         noun = group.rpartition(".")[2]
         records = discovery.default.examine(group)
         for record in records:

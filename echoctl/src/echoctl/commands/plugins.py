@@ -33,13 +33,13 @@ from ..output import console, json_option, print_json, table
 
 __all__ = ["command"]
 
-_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS)
+_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS, discovery.LAUNCHERS)
 _NOUNS = {group: KINDS[group].noun for group in _GROUPS}
 
 
 @click.group(name="plugins", short_help="list, show and check installed transports and samplers")
 def command() -> None:
-    """List, show and check installed transports, samplers, observers, commands and resolvers."""
+    """List, show and check installed transports, samplers, observers, commands, resolvers and launchers."""
 
 
 @command.command(name="list", short_help="list installed, broken and missing plugins")

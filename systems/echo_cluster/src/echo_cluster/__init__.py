@@ -17,6 +17,7 @@ _HOME = {
     "LocalCluster": "testing",
     "Member": "members",
     "ShardState": "shard",
+    "WorkerContext": "launching.context",
     "announce": "members",
     "serve_shard": "serving",
 }
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .draw import ClusterInfo as ClusterInfo
     from .draw import ClusterSample as ClusterSample
     from .keys import KEY as KEY
+    from .launching.context import WorkerContext as WorkerContext
     from .learner import ClusterLearner as ClusterLearner
     from .members import Member as Member
     from .members import announce as announce

@@ -150,7 +150,7 @@ class ClusterClient:
                     break
                 address = address_from_here(member.addresses, member.host if self._near else "-")
                 try:
-                    most = DIAL_SECONDS if len(members) > 1 else remaining  # a shard that is gone must not take the time of the others
+                    most = DIAL_SECONDS if len(members) > 1 or ended else remaining  # a shard that is gone must not take the time of the others
                     return member, self._connect(member, address, max(min(most, remaining), 0.1))
                 except (SecurityError, SpecError, ConfigError):
                     raise  # the same at every shard

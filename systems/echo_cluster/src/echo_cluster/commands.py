@@ -8,16 +8,14 @@ from typing import Any
 
 import click
 
-from echo_core import EchoError
 from echo_core.base.foreign_text import escaped
-from echo_core.client.observer import Observer
 from echoctl.output import json_option, print_json
 
-from .members import Member, find_members
-from .near import address_from_here
+from .looks import look_at_all
+from .members import find_members
 from .serve_command import serve
 
-__all__ = ["command"]
+__all__ = ["command", "lines"]
 
 
 @click.group(name="cluster", short_help="run and watch the shards of echo-cluster")
@@ -40,7 +38,7 @@ def status(members: tuple[str, ...], watch: bool, interval: float, timeout: floa
     find = find_members(members[0] if one else list(members))
     looks = 0
     while True:
-        rows = [look(member, timeout) for member in find()]
+        rows = look_at_all(find(), timeout)
         if as_json:
             print_json({"shards": rows})
         else:
@@ -52,21 +50,6 @@ def status(members: tuple[str, ...], watch: bool, interval: float, timeout: floa
         if not watch:
             return 0 if all(row["state"] == "up" for row in rows) and rows else 1
         time.sleep(interval)
-
-
-def look(member: Member, timeout: float) -> dict[str, Any]:
-    """What one shard says of itself."""
-    address = address_from_here(member.addresses, member.host)
-    row: dict[str, Any] = {"shard": member.name, "address": str(address), "state": "up", "workers": 0, "tables": {}, "error": ""}
-    try:
-        with Observer(address, timeout=timeout, name="echoctl cluster status") as observer:
-            figures = observer.request("stats", {"workers": False}, timeout)
-    except (EchoError, OSError) as error:
-        return {**row, "state": "down", "error": str(error)}
-    row["workers"] = int(figures.get("store/active_connections", 0))
-    for name in [key.split("/")[1] for key in figures if key.startswith("table/") and key.endswith("/size")]:
-        row["tables"][name] = {key: figures.get(f"table/{name}/{key}") for key in ("size", "inserts", "samples", "mass", "blocked_by")}
-    return row
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:

@@ -115,10 +115,10 @@ def slurm_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ["ECHO_CLUSTER_DIR"], environ["SLURM_JOB_ID"])
 
 
-def announce(folder: str | os.PathLike[str], number: int, addresses: Iterable[Address | str]) -> Path:
+def announce(folder: str | os.PathLike[str], number: int, addresses: Iterable[Address | str], host: str | None = None) -> Path:
     """Write the addresses of shard `number` into a folder, by rename, so that nobody reads a part of them. Returns the file.
 
-    The folder is made if it is missing, for this user only.
+    The folder is made if it is missing, for this user only. `host` is the `near.host_id` of the shard's host; None is that of this process.
 
     Raises:
         ConfigError: the number is not from 0 to 65 535. SecurityError: others could write into the folder. OSError: it cannot be written.
@@ -128,7 +128,7 @@ def announce(folder: str | os.PathLike[str], number: int, addresses: Iterable[Ad
     place = Path(folder)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(place, place.stat(), "folder")
-    text = "".join(f"{Address.parse(address)}\n" for address in addresses) + f"{HOST}{host_id()}\n"
+    text = "".join(f"{Address.parse(address)}\n" for address in addresses) + f"{HOST}{host_id() if host is None else host}\n"
     path = place / f"shard-{number}"
     unfinished = place / f".shard-{number}.{os.getpid()}"
     opened = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

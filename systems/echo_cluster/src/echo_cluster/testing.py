@@ -8,8 +8,9 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster"]
 
 START_SECONDS = 120.0
+ORPHAN_SECONDS = 2.0
 
 
 class LocalCluster:
@@ -40,6 +42,8 @@ class LocalCluster:
         shared_memory: whether each shard listens at an address of shared memory, too.
         weights_from: the learner's address of weights.
         token: of all shards and clients; None makes one.
+        checkpoints: the folder of the checkpoints, which stays; None makes one that ends with the cluster.
+        server: other arguments of each shard's `Server`.
 
     Attributes:
         token: give it to clients and learners.
@@ -55,14 +59,17 @@ class LocalCluster:
         transports: Sequence[str] = ("tcp://127.0.0.1:0",),
         shared_memory: bool = True,
         weights_from: str | Address | None = None,
-        token: str | None = None,
+        token: str | bytes | None = None,
+        checkpoints: str | os.PathLike[str] | None = None,
+        server: Mapping[str, Any] | None = None,
     ) -> None:
-        self.token = secrets.token_hex(16) if token is None else token
+        self.token: str | bytes = secrets.token_hex(16) if token is None else token
         self.folder = Path(tempfile.mkdtemp(prefix="echo-cluster-"))
         self.members = f"file://{self.folder / 'shards'}"
         self._find = find_members(self.members)
         self._context = multiprocessing.get_context("spawn")
-        self._arguments = (tuple(tables), checkpoint_every, None if weights_from is None else str(weights_from))
+        options = {**(server or {}), **({} if weights_from is None else {"weights_from": str(weights_from)})}
+        self._arguments = (tuple(tables), checkpoint_every, os.fspath(self.folder if checkpoints is None else checkpoints), options)
         local = [f"shm://echo-cluster-{secrets.token_hex(4)}"] if shared_memory else []
         self._transports = [[*transports, *(f"{one}-{number}" for one in local)] for number in range(n)]
         self.processes: list[BaseProcess] = []
@@ -107,6 +114,7 @@ class LocalCluster:
     def restart(self, number: int, wait: bool = True) -> None:
         """Start a shard that has ended, at its old addresses and with its last checkpoint."""
         self.processes[number].join()
+        self._file(number).unlink(missing_ok=True)  # that of one that was killed from outside
         self.processes[number] = self._start(number)
         if wait:
             self.wait(number)
@@ -146,12 +154,24 @@ class LocalCluster:
         self.close()
 
 
-def _shard(folder: str, number: int, transports: list[str], token: str, tables: Any, every: float | None, weights_from: str | None) -> None:
+def _shard(
+    folder: str, number: int, transports: list[str], token: str | bytes, tables: Any, every: float | None, checkpoints: str, options: dict[str, Any]
+) -> None:
     """The process of one shard."""
     from echo_core import Server
 
     from .serving import serve_shard
 
-    server = Server(tables=tables, batch_size=1, transport=transports, token=token, weights_from=weights_from)
-    place = None if every is None else os.path.join(folder, f"checkpoint-{number}")
+    threading.Thread(target=_end_with_parent, name="echo-cluster-parent", daemon=True).start()
+    server = Server(tables=tables, batch_size=1, transport=transports, token=token, **options)
+    place = None if every is None else os.path.join(checkpoints, f"checkpoint-{number}")
     serve_shard(server, folder=os.path.join(folder, "shards"), number=number, checkpoint=place, checkpoint_every=every or 30.0)
+
+
+def _end_with_parent() -> None:
+    """Drain this shard if the process that has started it is killed. Workers that it has started leave at the same time, and send what they have."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        time.sleep(ORPHAN_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -22,6 +22,7 @@ _HOME = {
     "Worker": "workers.worker",
     "cancelled": "workers.cancelling",
     "run_worker": "workers.run_worker",
+    "start_workers": "workers.launched",
 }
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .strategies.sep_cma_es import SepCMAES as SepCMAES
     from .workers.cancelling import cancelled as cancelled
     from .workers.evaluation import Eval as Eval
+    from .workers.launched import start_workers as start_workers
     from .workers.run_worker import run_worker as run_worker
     from .workers.worker import Worker as Worker
 

@@ -16,7 +16,7 @@ from echo_core import EchoError, EchoTimeoutError, Queue, Server, Table
 from echo_rl.rollouts.actor import result_example
 from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Tickets
-from echo_rl.training.fleet import Fleet
+from echo_rl.training.fleet import Fleet, start_actors
 from echo_rl.training.rollout_loop import RolloutLoop
 from echo_testing.processes import until
 
@@ -109,3 +109,14 @@ def test_a_fleet_whose_actors_all_die_gives_up(capfd: pytest.CaptureFixture[str]
         until(lambda: not actors.pids, "the fleet gives up", 60)
         with pytest.raises(EchoError, match=r"4 actors have died .* with exit code 3"):
             actors.check()
+
+
+@pytest.mark.needs("echo-cluster")
+def test_actors_run_where_the_configuration_says() -> None:
+    tasks: list[int] = []
+    config = {"cluster": {"via": "local", "workers": {"min": 2}}}
+    with server() as learner, start_actors(["{python}", PROGRAM, str(learner.address), "0.01"], config=config) as actors:
+        loop = RolloutLoop(learner, Tickets(BATCH, 1), lambda number: number + 500)
+        loop.publish(weights(1))
+        train(loop, 5, tasks)
+        actors.check()

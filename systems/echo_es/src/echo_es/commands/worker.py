@@ -6,10 +6,12 @@ import asyncio
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 
 from echo_core import ConfigError
+from echo_core.config.config import load
 
 from ..workers.run_worker import run_worker
 from ..workers.worker import Worker
@@ -32,7 +34,10 @@ __all__ = ["worker"]
     show_default=True,
     help="For how many seconds a worker tries to connect again after the connection is lost.",
 )
-def worker(what: str, address: str, cores: int, processes: int, experiment: str | None, name: str | None, reconnect: float) -> int:
+@click.option(
+    "-c", "--config", type=click.Path(exists=True, path_type=Path), help="A TOML file whose [cluster] says how many workers to run, and where, such as on Ray."
+)
+def worker(what: str, address: str, cores: int, processes: int, experiment: str | None, name: str | None, reconnect: float, config: Path | None) -> int:
     """Work for the search at ADDRESS until it is over.
 
     WHAT is package.module:name. It is a function that takes candidates, shape (n, dims), and the epoch, and returns n rewards, if the server
@@ -45,6 +50,14 @@ def worker(what: str, address: str, cores: int, processes: int, experiment: str 
     found = named(what)
     if not callable(found):
         raise ConfigError(f"{what}: it must be a function or a class that derives from echo_es.Worker, not {type(found).__name__}")
+    if config is not None:
+        if processes > 1:
+            raise ConfigError("-c says how many workers to run ([cluster] workers); leave out --processes")
+        from ..workers.launched import start_workers
+
+        with start_workers(load(config), what, address, cores=cores, experiment=experiment, reconnect=reconnect, name=name or "search") as running:
+            running.wait()
+        return 0
     if processes > 1:
         return _several(processes, what, address, cores, experiment, name, reconnect)
     if isinstance(found, type) and issubclass(found, Worker):

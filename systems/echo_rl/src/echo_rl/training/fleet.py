@@ -1,20 +1,53 @@
-"""Actor processes on this machine: started, and started again when they die, within a budget."""
+"""Actor processes: started, and started again when they die, within a budget. On this machine, or where `[cluster]` of a configuration says."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from echo_core import EchoError
+from echo_core.config.launching import launch
 
-__all__ = ["Fleet"]
+__all__ = ["Actors", "Fleet", "start_actors"]
 
 _log = logging.getLogger("echo.rl")
 _LOOK = 0.2  # seconds between two looks at the processes
+
+
+class Actors(Protocol):
+    """Actors that were started. The end of a `with` block ends them."""
+
+    def check(self) -> None:
+        """Raise EchoError if no more are started, because too many have died."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def start_actors(command: Sequence[str], n: int | None = None, *, config: Any = None, token: Any = None, name: str = "actors") -> Actors:
+    """Start actors: with a configuration, where its `[cluster]` says, such as on Ray; without one, as a `Fleet` on this machine.
+
+    Args:
+        command: the program and its arguments. ``"{index}"`` in an argument becomes the number of the actor. With a configuration, ``"{python}"`` becomes
+            the interpreter of the machine that runs it. The address of the server must be one that these machines reach.
+        n: how many; None takes ``[cluster] workers.min``, and 1 without a configuration.
+        config: a configuration, or what ``echo_core.config.config.load`` reads.
+        token: the secret of the server; actors find it in ECHO_TOKEN. None is what this process would show. Without a
+            configuration, actors inherit this process's environment.
+        name: of the actors, in messages.
+
+    Raises ConfigError, and what ``echo_core.config.launching.launch`` raises.
+    """
+    if config is None:
+        return Fleet([part.replace("{python}", sys.executable) for part in command], 1 if n is None else n)
+    return launch(config, list(command), shards=0, workers=n, token=token, name=name)
 
 
 class Fleet:
