@@ -53,6 +53,7 @@ def send(capsule, spec, sample, bint batch=False):
     cdef const void** leaves = <const void**>malloc((len(spec.leaves) + 1) * sizeof(void*))
     cdef Py_ssize_t count = 1
     cdef int done
+    cdef uint32_t taken = 0
     keep = []
     if leaves == NULL:
         raise MemoryError()
@@ -63,7 +64,7 @@ def send(capsule, spec, sample, bint batch=False):
                 done = put(store, leaves, count)
         else:
             echo_leaf_pointers(spec, sample, leaves, keep)
-            done = put(store, leaves, 1)
+            done = 1 if echo.put(store, leaves, 1, &taken) == ECHO_OK and taken == 1 else 0
         return done
     finally:
         free(leaves)

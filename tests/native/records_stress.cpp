@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <deque>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../../echo_replay/src/echo_replay/tables/records/records.hpp"
@@ -117,14 +118,22 @@ struct Rig {
         return out;
     }
 
-    bool put(const char *chunk) {
-        echo_run run;
-        for (int status; (status = records->claim(1, &run)) != ECHO_OK;) {
-            if (status == ECHO_CLOSED || stop.load()) return false;
-            records->wait_space(1'000'000);
+    // Hands chunks over as transports do: one at a time or many, by claims or from their own memory.
+    bool put(const std::vector<char> &chunks, uint64_t *state) {
+        const uint64_t way = next(state) % 3, n = chunks.size() / CHUNK_BYTES;
+        for (uint64_t at = 0; at < n;) {
+            const char *from = chunks.data() + at * CHUNK_BYTES;
+            echo_run run{};
+            const int status = way == 2 ? records->put(from, uint32_t(n - at), &run.count) : records->claim(way ? uint32_t(n - at) : 1, &run);
+            if (status == ECHO_OK) {
+                if (way != 2) std::memcpy(records->leaf(run, 0), from, run.count * CHUNK_BYTES), records->commit(run);
+                if (run.count == 0 || run.count > n - at) forbidden("a call takes at least one chunk, and no more than there are");
+                at += run.count;
+            } else {
+                if (status == ECHO_CLOSED || stop.load()) return false;
+                records->wait_space(1'000'000);
+            }
         }
-        std::memcpy(records->leaf(run, 0), chunk, CHUNK_BYTES);
-        records->commit(run);
         return true;
     }
 
@@ -132,6 +141,7 @@ struct Rig {
         const uint64_t client = index + 1;
         uint64_t state = 1234567 + client * 7919, count = 0;
         uint16_t chunk_number = 0;
+        std::vector<char> unsent;
         while (!stop.load()) {
             const uint64_t number = client << 40 | ++count, dice = next(&state) % 40;
             const uint32_t n = uint32_t(dice % 4 == 0 ? next(&state) % (kMost + 1) : next(&state) % 60);
@@ -148,8 +158,10 @@ struct Rig {
                 const ChunkHead head{uint32_t(used), (i == 0 ? RECORD_BEGINS : 0) | (i + 1 == chunks ? RECORD_ENDS : 0), client << 16 | chunk_number++};
                 std::memcpy(chunk, &head, sizeof head);
                 std::memcpy(chunk + sizeof head, record.data() + i * CHUNK_PAYLOAD, used);
-                if (!put(chunk)) return;
+                unsent.insert(unsent.end(), chunk, chunk + CHUNK_BYTES);
+                if (next(&state) % 100 == 0 && !put(std::exchange(unsent, {}), &state)) return;
             }
+            if (next(&state) % 4 && !put(std::exchange(unsent, {}), &state)) return;
             if (dice == 3) {  // a run that its transport gives back
                 echo_run run;
                 if (records->claim(3, &run) == ECHO_OK) records->abort(run);

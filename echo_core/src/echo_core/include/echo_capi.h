@@ -83,6 +83,11 @@ typedef struct echo_capi {
     void (*gauge_add)(echo_store *, int gauge, int64_t delta);
     void (*queue_depth)(echo_store *, uint64_t depth); /* of one connection; the store keeps the maximum */
     void (*observe)(echo_store *, int histogram, uint64_t nanoseconds);
+
+    /* Copies 1..n samples (n > 0) from memory of the caller without waiting: claim, copy and commit in one call. leaves[i] is the address of leaf i
+     * in the first sample, and each next sample follows leaf_bytes() later. ECHO_OK fills *taken. Others may change the bytes meanwhile: then the
+     * samples have other bytes, and nothing worse happens. */
+    int (*put)(echo_store *, const void *const *leaves, uint32_t n, uint32_t *taken);
 } echo_capi;
 
 #ifdef __cplusplus

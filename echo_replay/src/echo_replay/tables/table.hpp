@@ -322,6 +322,7 @@ private:
     };
     void copy_from_staging(const echo_run &run);
     void finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys);
+    void finish_commit_locked(const echo_run &run, const double *priorities, Known *known, uint64_t *keys);
     void commit_locked(const echo_run &run, const double *priorities, const Known &known);
     // Tells the sampler or the remover of new rows; some priorities may be NaN.
     static void report_new(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);

@@ -94,17 +94,21 @@ inline void Table::commit_labelled(const echo_run &run) {
 inline void Table::finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (staging_.any()) staging_.leave(run);
-        if (detached_) return;
-        for (uint32_t i = 0; keys && i < run.count; ++i) keys[i] = generations_.next_key_of(run.slot + i);
-        if (paused_) {
-            if (priorities && known->priorities.empty()) known->priorities.assign(priorities, priorities + run.count);
-            deferred_.push_back({run, std::move(*known)});
-        } else {
-            commit_locked(run, priorities, *known);
-        }
+        finish_commit_locked(run, priorities, known, keys);
     }
     after_insert();
+}
+
+inline void Table::finish_commit_locked(const echo_run &run, const double *priorities, Known *known, uint64_t *keys) {
+    if (staging_.any()) staging_.leave(run);
+    if (detached_) return;
+    for (uint32_t i = 0; keys && i < run.count; ++i) keys[i] = generations_.next_key_of(run.slot + i);
+    if (paused_) {
+        if (priorities && known->priorities.empty()) known->priorities.assign(priorities, priorities + run.count);
+        deferred_.push_back({run, std::move(*known)});
+    } else {
+        commit_locked(run, priorities, *known);
+    }
 }
 
 inline void Table::commit_locked(const echo_run &run, const double *priorities, const Known &known) {

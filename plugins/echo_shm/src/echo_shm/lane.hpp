@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -271,19 +272,13 @@ private:
     }
 
     int copy_some() {
-        echo_run run;
-        const uint64_t fresh = known_ - done_;
-        const int status = api_.claim(store_, uint32_t(fresh < most_ ? fresh : most_), &run);
+        const uint64_t side_by_side = std::min({known_ - done_, most_, rows_ - row_});
+        for (uint32_t i = 0; i < leaves_.size(); ++i) leaves_[i] = at(i, row_);
+        uint32_t taken;
+        const int status = api_.put(store_, leaves_.data(), uint32_t(side_by_side), &taken);
         if (status != ECHO_OK) return status;
-        const uint64_t head = run.count < rows_ - row_ ? run.count : rows_ - row_;
-        for (uint32_t i = 0; i < leaf_bytes_.size(); ++i) {
-            char *to = static_cast<char *>(api_.leaf(store_, &run, i));
-            std::memcpy(to, at(i, row_), head * leaf_bytes_[i]);
-            if (head < run.count) std::memcpy(to + head * leaf_bytes_[i], at(i, 0), (run.count - head) * leaf_bytes_[i]);
-        }
-        api_.commit(store_, &run);
-        done_ += run.count;
-        row_ = row_ + run.count >= rows_ ? row_ + run.count - rows_ : row_ + run.count;
+        done_ += taken;
+        row_ = row_ + taken == rows_ ? 0 : row_ + taken;
         copied_.store(done_, std::memory_order_seq_cst);
         if (listeners_.load(std::memory_order_seq_cst) != 0) tell();  // SYNC listeners
         if (waits_since_.load(std::memory_order_relaxed) != 0) waits_since_.store(0, std::memory_order_relaxed);
@@ -328,7 +323,8 @@ private:
 
     const echo_capi &api_;
     echo_store *const store_;
-    uint64_t most_;      // most samples of one claim
+    std::vector<const void *> leaves_ = std::vector<const void *>(leaf_bytes_.size());  // the addresses for one call of put
+    uint64_t most_;      // most samples of one such call
     uint64_t done_ = 0, row_ = 0;  // row_ == done_ % rows_
     uint64_t known_ = 0;           // the checked copy of `written`
     int quiet_ = 2;                // number of naps in a row that brought nothing

@@ -31,6 +31,7 @@ cdef extern from "echo_capi.h" nogil:
         void (*gauge_add)(echo_store*, int, int64_t) noexcept nogil
         void (*queue_depth)(echo_store*, uint64_t) noexcept nogil
         void (*observe)(echo_store*, int, uint64_t) noexcept nogil
+        int (*put)(echo_store*, const void* const*, uint32_t, uint32_t*) noexcept nogil
 
 cdef const echo_capi* echo_table(uint32_t version) except NULL
 cdef echo_store* echo_store_of(object capsule) except NULL

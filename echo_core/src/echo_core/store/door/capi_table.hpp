@@ -28,6 +28,7 @@ inline const echo_capi *capi_table() {
         .gauge_add = [](echo_store *s, int gauge, int64_t delta) { door_of(s)->gauge_add(gauge, delta); },
         .queue_depth = [](echo_store *s, uint64_t depth) { door_of(s)->queue_depth(depth); },
         .observe = [](echo_store *s, int histogram, uint64_t ns) { door_of(s)->observe(histogram, ns); },
+        .put = [](echo_store *s, const void *const *leaves, uint32_t n, uint32_t *taken) { return door_of(s)->put(leaves, n, taken); },
     };
     return &table;
 }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 
 #include "../histogram.hpp"
 #include "../../include/echo_capi.h"
@@ -29,6 +30,15 @@ public:
     virtual char *leaf(const echo_run &run, uint32_t leaf) const = 0;
     virtual void commit(const echo_run &run) = 0;
     virtual void abort(const echo_run &run) = 0;
+    virtual int put(const void *const *leaves, uint32_t n, uint32_t *taken) {
+        echo_run run;
+        const int status = claim(n, &run);
+        if (status != ECHO_OK) return status;
+        for (uint32_t i = 0, count = leaf_count(); i < count; ++i) std::memcpy(leaf(run, i), leaves[i], run.count * leaf_bytes(i));
+        commit(run);
+        *taken = run.count;
+        return ECHO_OK;
+    }
     virtual int wait_space(int64_t timeout_ns) = 0;
     virtual int arm_space(int eventfd) = 0;
     virtual void disarm_space(int eventfd) = 0;

@@ -5,6 +5,7 @@
 // Lengths come from the worker. They are checked before memory is allocated, and every chunk has to fit into what they promise.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -34,29 +35,34 @@ public:
     size_t open() const { return open_; }
     uint64_t held() const { return held_; }
 
-    // Whether a record begins here and ends within these n chunks, all of one client. Then nothing is kept: the caller takes it from the chunks.
-    // Returns the number of its chunks, or 0.
-    uint32_t whole_within(const char *const *chunks, uint32_t n, RecordHeader *header, uint64_t *size) {
-        const ChunkHead begin = head(chunks[0]);
+    // Whether a record begins here and ends within these n chunks, which lie side by side. Then it can be copied from them without a buffer, once
+    // came_whole() was called. Returns the number of its chunks, or 0. All of them are full but the last one, so their heads need not be read again.
+    // Changes nothing, so it needs no lock.
+    uint32_t whole_within(const char *chunks, uint32_t n, RecordHeader *header, uint64_t *size, uint64_t *client) const {
+        const ChunkHead begin = head(chunks);
         if (!(begin.flags & RECORD_BEGINS) || begin.used < sizeof *header) return 0;
-        std::memcpy(header, chunks[0] + sizeof(ChunkHead), sizeof *header);
+        read(header, chunks + sizeof(ChunkHead));
         if (!layout_.fits(header->lengths)) return 0;
-        *size = layout_.bytes_of(header->lengths);
-        uint64_t used = 0;
+        *size = layout_.bytes_of(header->lengths), *client = client_of(begin);
+        uint64_t left = sizeof *header + *size;
         for (uint32_t i = 0; i < n; ++i) {
-            const ChunkHead at = head(chunks[i]);
-            if (at.used > CHUNK_PAYLOAD || client_of(at) != client_of(begin) || number_of(at) != uint16_t(number_of(begin) + i)) return 0;
-            if (i && (at.flags & RECORD_BEGINS)) return 0;
-            used += at.used;
-            if (!(at.flags & RECORD_ENDS)) continue;
-            if (used != sizeof *header + *size) return 0;
-            if (const auto found = clients_.find(client_of(begin)); found != clients_.end()) {
-                if (found->second.bytes) lose(&found->second);
-                found->second.skipping = false;
-            }
-            return i + 1;
+            const ChunkHead at = i ? head(chunks + i * CHUNK_BYTES) : begin;
+            const bool last = left <= CHUNK_PAYLOAD;
+            if (at.flags != ((i ? 0 : RECORD_BEGINS) | (last ? RECORD_ENDS : 0u)) || at.used != (last ? left : CHUNK_PAYLOAD) ||
+                at.stream != (begin.stream & ~uint64_t(0xFFFF) | uint16_t(number_of(begin) + i)))
+                return 0;
+            if (last) return i + 1;
+            left -= CHUNK_PAYLOAD;
         }
         return 0;
+    }
+    static bool begins(const char *chunk) { return head(chunk).flags & RECORD_BEGINS; }
+    // A record of this client came as a whole: one that it had begun before never ends.
+    void came_whole(uint64_t client) {
+        const auto found = clients_.find(client);
+        if (found == clients_.end()) return;
+        if (found->second.bytes) lose(&found->second);
+        found->second.skipping = false;
     }
 
     // Adds one chunk. Returns true if it completes a record, which is then in *out.
@@ -70,7 +76,7 @@ public:
             if (client.bytes) lose(&client);
             client.skipping = false;
             if (used < sizeof client.header) return refuse(&client);
-            std::memcpy(&client.header, from, sizeof client.header);
+            read(&client.header, from);
             if (!layout_.fits(client.header.lengths)) return refuse(&client);
             client.size = layout_.bytes_of(client.header.lengths), client.filled = 0;
             client.bytes.reset(new (std::nothrow) char[client.size ? client.size : 1]);
@@ -121,9 +127,15 @@ private:
         bool skipping = false;          // until the next beginning, because this record was counted as lost or refused already
     };
 
+    // Workers of other processes may be able to write to the chunks. So what is checked and used is a copy, which the compiler may not read anew.
+    template <class T>
+    static void read(T *to, const char *from) {
+        std::memcpy(to, from, sizeof *to);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
     static ChunkHead head(const char *chunk) {
         ChunkHead out;
-        std::memcpy(&out, chunk, sizeof out);
+        read(&out, chunk);
         return out;
     }
     void close(Open *client) {

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <fcntl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -17,6 +18,7 @@
 
 #include "echo_huge_pages.h"
 #include "echo_pages.h"
+#include "free_pages.hpp"
 #include "store/racing_copy.hpp"
 
 namespace echo::replay {
@@ -31,7 +33,7 @@ public:
     static uint32_t of(uint64_t bytes) { return uint32_t((bytes + kBytes - 1) / kBytes); }
 
     // fd: a file to map, whose space is reserved here, or -1 for memory. Throws std::bad_alloc, or std::system_error if the disk is full.
-    Pages(uint64_t count, int fd) : count_(uint32_t(count)), next_(count_), free_(count_) {
+    Pages(uint64_t count, int fd) : count_(uint32_t(count)), next_(count_), free_pages_(count_), free_(count_) {
         const uint64_t bytes = count * kBytes;
         if (fd >= 0) {
             const int failed = posix_fallocate(fd, 0, off_t(bytes));
@@ -49,25 +51,27 @@ public:
     uint32_t count() const { return count_; }
     uint32_t free() const { return free_; }
 
-    // Takes a chain of n pages, of which there must be so many; n = 0 takes none.
-    void take(uint32_t n, uint32_t *first, uint32_t *last) {
-        *first = *last = kNone;
-        free_ -= n;
-        for (uint32_t i = 0; i < n; ++i) {
-            uint32_t page = given_;
-            if (page != kNone) given_ = next(page);
-            else page = fresh_++;
-            if (*last == kNone) *first = page;
-            else link(*last, page);
-            *last = page;
+    // Takes a chain of n pages, of which there must be so many. Returns the first one.
+    uint32_t take(uint32_t n) {
+        uint32_t first = kNone, last = kNone;
+        for (uint32_t begin, some; n != 0; n -= some, free_ -= some) {
+            while ((some = free_pages_.take(at_, n, &begin)) == 0) turn();
+            if (last == kNone) first = begin;
+            else link(last, begin);
+            for (uint32_t i = 1; i < some; ++i) link(begin + i - 1, begin + i);
+            last = begin + some - 1, at_ = begin + some;
         }
-        if (n) link(*last, kNone);
+        if (last != kNone) link(last, kNone);
+        return first;
     }
-    void give(uint32_t n, uint32_t first, uint32_t last) {
-        if (n == 0) return;
-        link(last, given_);
-        given_ = first;
+    void give(uint32_t n, uint32_t first) {
         free_ += n;
+        for (uint32_t some; n != 0; n -= some) {
+            uint32_t behind = next(first);
+            for (some = 1; some < n && behind == first + some; ++some) behind = next(behind);
+            free_pages_.add(first, some);
+            first = behind;
+        }
     }
 
     // A place in a chain. It never leaves the memory, even if the chain is changed while it is followed.
@@ -116,11 +120,26 @@ private:
     uint32_t next(uint32_t page) const { return next_[page].load(std::memory_order_relaxed); }
     void link(uint32_t page, uint32_t to) { next_[page].store(to, std::memory_order_relaxed); }
 
+    // Nothing is free behind at_. Pages in use before are used again while every fourth of them is free, so that a record finds many side by side;
+    // otherwise some are added that were never used, so that the table takes no more memory than it needs.
+    void turn() {
+        const uint32_t fresh = count_ - opened_, unused = free_ - fresh;
+        if (fresh != 0 && unused < opened_ / 4 + kOpen) {
+            const uint32_t n = std::min(fresh, kOpen);
+            free_pages_.add(opened_, n);
+            opened_ += n;
+        } else {
+            at_ = 0;
+        }
+    }
+
+    static constexpr uint32_t kOpen = 512;
+
     const uint32_t count_;
     char *base_ = nullptr;
     PageArray<std::atomic<uint32_t>> next_;
-    uint32_t given_ = kNone;  // a chain of the pages that records gave back
-    uint32_t fresh_ = 0;      // the pages from here on were never used
+    FreePages free_pages_;  // of the first `opened_` pages; the others were never used
+    uint32_t opened_ = 0, at_ = 0;
     uint32_t free_;
 };
 

@@ -14,9 +14,9 @@ inline uint16_t number_of(const ChunkHead &head) { return uint16_t(head.stream);
 
 // A table's row of an item: where its bytes are, and how many rows it has along each axis.
 struct RecordRow {
-    uint32_t first, last;  // pages of its chain
-    uint32_t lengths[MOST_AXES];
     uint64_t bytes;
+    uint32_t lengths[MOST_AXES];
+    uint32_t first;  // page of its chain
 };
 static_assert(sizeof(RecordRow) == 32);
 

@@ -13,13 +13,13 @@ from libcpp.vector cimport vector
 
 from echo_core.base.memory.page_lock cimport PageLock
 from echo_core.spec.pytree.ragged_flattener cimport RaggedFlattener
-from echo_core.store.door.door cimport Door, open_door
+from echo_core.store.door.door cimport Door
 from echo_core.store.door.echo_run cimport ECHO_CLOSED, ECHO_OK, echo_run
 from echo_core.store.local_insert cimport page_lock
 from echo_replay.tables.keyed_table cimport exponent_of
 from echo_replay.tables.replay_info cimport ReplayInfo, ReplayLease, replay_lease
 from echo_replay.tables.records.records cimport (
-    MOST_PAGES, PAGE_BYTES, UNLABELLED, PackedBatch, RecordCounters, RecordHeader, RecordLayout, RecordLeaf, RecordRow, Records, Stuck)
+    MOST_PAGES, PAGE_BYTES, UNLABELLED, PackedBatch, RecordCounters, RecordHeader, RecordLayout, RecordLeaf, RecordRow, Records, Stuck, open_records)
 from echo_replay.tables.replay_table cimport ReplayTable
 from echo_replay.tables.table cimport Answer, Batch, kClosed, kDrawn, kNothing
 from echo_core.store.wait.patience cimport Patience
@@ -91,7 +91,7 @@ cdef class RecordTable(ReplayTable):
         self.stored = new Records(layout, size, self.table, descriptor)
         self.door.release()
         self.door = NULL
-        self.door = open_door(self.stored)
+        self.door = open_records(self.stored)
         self.records, self.spec, self.fit = records, records.chunk_spec, RaggedFlattener(records)
         self.flattener, self.leaves, self.sample_bytes = self.spec.flattener, 1, self.spec.sample_bytes
 
@@ -189,7 +189,7 @@ cdef class RecordTable(ReplayTable):
         self.opened()
         if labelled:
             raise UnknownTableError(f"table {self.name!r} takes records, which carry their priorities and policy versions themselves")
-        return open_door(self.stored)
+        return open_records(self.stored)
 
     @property
     def takes_labels(self) -> bool:

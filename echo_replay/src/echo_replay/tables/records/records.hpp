@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../table.hpp"
+#include "store/door/door.hpp"
 #include "assembly.hpp"
 #include "landing.hpp"
 #include "packed_batches.hpp"
@@ -61,6 +62,9 @@ public:
     int claim(uint32_t wanted, echo_run *out);
     char *leaf(const echo_run &run, uint32_t) const { return landing_.at(run.slot); }
     void commit(const echo_run &run);
+    // Takes in chunks that lie side by side in the caller's memory, without a claim. ECHO_OK: the first *taken of them, at least one. A record whose
+    // end is not among them is left to the next call if others could be taken.
+    int put(const char *chunks, uint32_t n, uint32_t *taken);
     void abort(const echo_run &run);
     int wait_space(int64_t timeout_ns) {
         const bool space = items_->space_.wait([this] { return can_claim(); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
@@ -131,15 +135,30 @@ private:
     RecordRow *row(uint32_t row) const { return reinterpret_cast<RecordRow *>(items_->rows_.at(0, row)); }
     int claim_locked(uint32_t wanted, echo_run *out);
     bool can_claim();
-    // Takes a row and pages for a record of so many bytes, and fills in where they are.
-    int reserve(uint64_t bytes, echo_run *run, RecordRow *out);
+    // A record on its way into the table: reserve() gives it a row and pages, its bytes are copied, and finish() makes it an item.
+    struct Arriving {
+        RecordHeader header;
+        uint64_t size, client;
+        const char *chunks;
+        uint32_t count;
+        echo_run run;
+        RecordRow row;
+    };
+    static constexpr size_t kTogether = 64;  // records that enter the table under one lock
+
+    // Reserves for the first of n records, in order, as long as there is room. Returns how many; *status says why it was not more.
+    size_t reserve(Arriving *records, size_t n, int *status);
+    int reserve_locked(Arriving *record);
     bool has_room(uint32_t wanted);
     bool make_room(uint32_t wanted);
-    // The bytes are in their pages: the record becomes an item.
-    void finish(const echo_run &run, const RecordHeader &header, RecordRow made, uint64_t *key);
+    void finish(const Arriving *records, size_t n, uint64_t *key);
     void settle_locked();
     bool insert_whole(const WholeRecord &record);
-    bool insert_chunks(const char *const *chunks, uint32_t n, const RecordHeader &header, uint64_t size);
+    // Takes in chunks side by side. `all`: otherwise it ends before a record whose end is missing, unless that is the first one. Returns how many.
+    uint32_t take_in(const char *chunks, uint32_t n, bool all);
+    // Takes in whole records, from the first chunk on, copied from their chunks to their pages. Returns the number of their chunks.
+    uint32_t take_whole(const char *chunks, uint32_t n);
+    uint32_t take_parts(const char *chunks, uint32_t n);
     void count_rows(const RecordRow &row, int64_t sign) {
         for (size_t axis = 0; axis < layout_.most.size(); ++axis)
             rows_[axis].fetch_add(sign * int64_t(row.lengths[axis]), std::memory_order_relaxed);
@@ -174,7 +193,6 @@ private:
     Landing landing_;
     Assembly assembly_;
     std::deque<WholeRecord> waiting_records_;
-    std::vector<const char *> chunks_;
     bool starved_ = false;  // a claim found no free row in the landing area
 };
 
@@ -211,32 +229,88 @@ inline bool Records::can_claim() {
 }
 
 inline void Records::commit(const echo_run &run) {
+    take_in(landing_.at(run.slot), run.count, true);
     bool starved;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        chunks_.clear();
-        for (uint32_t i = 0; i < run.count; ++i) chunks_.push_back(landing_.at(run.slot + i));
-        for (uint32_t i = 0; i < run.count;) {
-            RecordHeader header;
-            uint64_t size;
-            // A record that came as a whole is copied from its chunks into its pages, without a buffer in between.
-            const uint32_t n = waiting_records_.empty() ? assembly_.whole_within(&chunks_[i], run.count - i, &header, &size) : 0;
-            if (n && insert_chunks(&chunks_[i], n, header, size)) {
-                i += n;
-                continue;
-            }
-            WholeRecord record;
-            if (assembly_.add(chunks_[i++], &record)) {
-                waiting_records_.push_back(std::move(record));
-                waiting_.store(waiting_records_.size(), std::memory_order_relaxed);
-                settle_locked();
-            }
-        }
         landing_.give(run.slot, run.count);
         starved = std::exchange(starved_, false);
     }
     // Sleepers look for a free row under the mutex, after they have announced themselves. So either they see these rows, or we see them.
     if (starved) items_->space_.notify(INT_MAX), items_->eventfds_.signal();
+}
+
+inline int Records::put(const char *chunks, uint32_t n, uint32_t *taken) {
+    if (closed()) return ECHO_CLOSED;
+    if (waiting_.load(std::memory_order_relaxed)) {
+        settle();
+        if (waiting_.load(std::memory_order_relaxed)) {
+            std::lock_guard<std::mutex> items(items_->mutex_);
+            ++items_->push_blocked_;
+            return ECHO_FULL;
+        }
+    }
+    *taken = take_in(chunks, n, false);
+    return ECHO_OK;
+}
+
+inline uint32_t Records::take_in(const char *chunks, uint32_t n, bool all) {
+    for (uint32_t at = 0; at < n;) {
+        const uint32_t whole = take_whole(chunks + at * CHUNK_BYTES, n - at);
+        if (whole == 0 && at != 0 && !all) return at;
+        at += whole ? whole : take_parts(chunks + at * CHUNK_BYTES, n - at);
+    }
+    return n;
+}
+
+inline uint32_t Records::take_whole(const char *chunks, uint32_t n) {
+    Arriving records[kTogether];
+    size_t found = 0;
+    uint32_t at = 0;
+    for (; found < kTogether && at < n; at += records[found++].count) {
+        Arriving &one = records[found];
+        one.chunks = chunks + at * CHUNK_BYTES;
+        one.count = assembly_.whole_within(one.chunks, n - at, &one.header, &one.size, &one.client);
+        if (one.count == 0) break;
+    }
+    if (found == 0) return 0;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!waiting_records_.empty()) return 0;  // records that came first enter first
+        for (size_t i = 0; i < found; ++i)
+            if (i == 0 || records[i].client != records[i - 1].client) assembly_.came_whole(records[i].client);
+    }
+    int status;
+    const size_t n_reserved = reserve(records, found, &status);
+    uint32_t taken = 0;
+    for (size_t i = 0; i < n_reserved; ++i) {
+        const Arriving &one = records[i];
+        Pages::Cursor to(pages_, one.row.first);
+        constexpr uint64_t kHeads = sizeof(ChunkHead) + sizeof(RecordHeader);
+        uint64_t some = std::min<uint64_t>(one.size, CHUNK_BYTES - kHeads);
+        to.write(one.chunks + kHeads, some);
+        const char *from = one.chunks + CHUNK_BYTES + sizeof(ChunkHead);
+        for (uint64_t left = one.size - some; left != 0; left -= some, from += CHUNK_BYTES)
+            to.write(from, some = std::min<uint64_t>(left, CHUNK_PAYLOAD));
+        taken += one.count;
+    }
+    if (n_reserved) finish(records, n_reserved, nullptr);
+    return taken;
+}
+
+// Takes in chunks by way of their client's buffer, up to where the next record begins.
+inline uint32_t Records::take_parts(const char *chunks, uint32_t n) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint32_t at = 0;
+    do {
+        WholeRecord record;
+        if (assembly_.add(chunks + at * CHUNK_BYTES, &record)) {
+            waiting_records_.push_back(std::move(record));
+            waiting_.store(waiting_records_.size(), std::memory_order_relaxed);
+            settle_locked();
+        }
+    } while (++at < n && !Assembly::begins(chunks + at * CHUNK_BYTES));
+    return at;
 }
 
 inline void Records::abort(const echo_run &run) {
@@ -255,47 +329,31 @@ inline void Records::settle_locked() {
 }
 
 inline bool Records::insert_whole(const WholeRecord &record) {
-    echo_run run;
-    RecordRow made;
-    const int status = reserve(record.size, &run, &made);
-    if (status == ECHO_CLOSED) return true;  // nobody will draw it any more
-    if (status != ECHO_OK) {
+    Arriving one;
+    one.header = record.header, one.size = record.size;
+    int status;
+    if (reserve(&one, 1, &status) == 0) {
+        if (status == ECHO_CLOSED) return true;  // nobody will draw it any more
         wanted_.store(Pages::of(record.size), std::memory_order_relaxed);
         return false;
     }
-    Pages::Cursor(pages_, made.first).write(record.bytes.get(), record.size);
-    finish(run, record.header, made, nullptr);
-    return true;
-}
-
-inline bool Records::insert_chunks(const char *const *chunks, uint32_t n, const RecordHeader &header, uint64_t size) {
-    echo_run run;
-    RecordRow made;
-    if (reserve(size, &run, &made) != ECHO_OK) return false;
-    Pages::Cursor to(pages_, made.first);
-    for (uint32_t i = 0; i < n; ++i) {
-        uint32_t used;
-        std::memcpy(&used, chunks[i], sizeof used);
-        const uint32_t from = i == 0 ? sizeof(RecordHeader) : 0;
-        to.write(chunks[i] + sizeof(ChunkHead) + from, used - from);
-    }
-    finish(run, header, made, nullptr);
+    Pages::Cursor(pages_, one.row.first).write(record.bytes.get(), record.size);
+    finish(&one, 1, nullptr);
     return true;
 }
 
 inline int Records::insert(const RecordHeader &header, const char *const *from, uint64_t *key) {
-    const uint64_t size = layout_.bytes_of(header.lengths);
-    echo_run run;
-    RecordRow made;
     if (waiting_.load(std::memory_order_relaxed)) {  // records that came first enter first
         settle();
         if (waiting_.load(std::memory_order_relaxed)) return closed() ? ECHO_CLOSED : ECHO_FULL;
     }
-    const int status = reserve(size, &run, &made);
-    if (status != ECHO_OK) return status;
-    Pages::Cursor to(pages_, made.first);
+    Arriving one;
+    one.header = header, one.size = layout_.bytes_of(header.lengths);
+    int status;
+    if (reserve(&one, 1, &status) == 0) return status;
+    Pages::Cursor to(pages_, one.row.first);
     for (size_t leaf = 0; leaf < layout_.leaves.size(); ++leaf) to.write(from[leaf], layout_.leaves[leaf].bytes_of(header.lengths));
-    finish(run, header, made, key);
+    finish(&one, 1, key);
     return ECHO_OK;
 }
 
@@ -332,49 +390,75 @@ inline bool Records::make_room(uint32_t wanted) {
     return true;
 }
 
-inline int Records::reserve(uint64_t bytes, echo_run *run, RecordRow *out) {
-    const uint32_t wanted = Pages::of(bytes);
+inline size_t Records::reserve(Arriving *records, size_t n, int *status) {
     std::lock_guard<std::mutex> lock(items_->mutex_);
+    size_t done = 0;
+    while (done < n && (*status = reserve_locked(&records[done])) == ECHO_OK) ++done;
+    std::atomic_thread_fence(std::memory_order_release);  // SYNC generation: if a reader copies bytes after the first write, it drops them
+    return done;
+}
+
+inline int Records::reserve_locked(Arriving *record) {
+    const uint32_t wanted = Pages::of(record->size);
     Table &items = *items_;
     if (items.closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
     if (items.paused_ || items.held_ || items.limiter_.room(1, items.size_) == 0 || (items.queue_ && pages_.free() < wanted)) {
         ++items.push_blocked_;
         return ECHO_FULL;
     }
-    const int status = items.claim_locked(1, run);
+    const int status = items.claim_locked(1, &record->run);
     if (status != ECHO_OK) return status;
     if (!make_room(wanted)) {
-        items.arrivals_.erase(run->slot);
+        items.arrivals_.erase(record->run.slot);
         --items.limiter_.pending;
         ++items.push_blocked_;
         return ECHO_FULL;
     }
-    pages_.take(wanted, &out->first, &out->last);
-    out->bytes = bytes;
-    std::atomic_thread_fence(std::memory_order_release);  // SYNC generation: if a reader copies bytes after the first write, it drops them
+    RecordRow &row = record->row;
+    row.first = pages_.take(wanted);
+    std::copy(record->header.lengths, record->header.lengths + MOST_AXES, row.lengths);
+    row.bytes = record->size;
     return ECHO_OK;
 }
 
-inline void Records::finish(const echo_run &run, const RecordHeader &header, RecordRow made, uint64_t *key) {
-    std::copy(header.lengths, header.lengths + MOST_AXES, made.lengths);
-    copy_racing_out(items_->rows_.at(0, run.slot), reinterpret_cast<const char *>(&made), sizeof made);
-    count_rows(made, 1);
-    for (size_t axis = 0; axis < layout_.most.size(); ++axis) rows_in_[axis].fetch_add(made.lengths[axis], std::memory_order_relaxed);
-    const Incoming label{header.priority, header.version};
-    double priority = label.value();
-    Table::Known known;
-    known.version = label.version;
-    if (!label.good(items_->refuses_zero_)) {
-        known.bad.emplace_back(run.slot, priority);
-        priority = 0;
+// The bytes are in their pages: the records become items.
+inline void Records::finish(const Arriving *records, size_t n, uint64_t *key) {
+    uint64_t sums[MOST_AXES] = {};
+    for (size_t i = 0; i < n; ++i) {
+        copy_racing_out(items_->rows_.at(0, records[i].run.slot), reinterpret_cast<const char *>(&records[i].row), sizeof(RecordRow));
+        for (size_t axis = 0; axis < layout_.most.size(); ++axis) sums[axis] += records[i].row.lengths[axis];
     }
-    const bool chosen = label.priority == Incoming::kNone;
-    items_->finish_commit(run, chosen ? nullptr : &priority, &known, key);
+    for (size_t axis = 0; axis < layout_.most.size(); ++axis) {
+        rows_[axis].fetch_add(int64_t(sums[axis]), std::memory_order_relaxed);
+        rows_in_[axis].fetch_add(sums[axis], std::memory_order_relaxed);
+    }
+    {
+        std::lock_guard<std::mutex> lock(items_->mutex_);
+        for (size_t i = 0; i < n; ++i) {
+            const Incoming label{records[i].header.priority, records[i].header.version};
+            const bool chosen = label.priority == Incoming::kNone;
+            echo_run run = records[i].run;
+            Table::Known known;
+            known.version = label.version;
+            double priority = label.value();
+            if (!label.good(items_->refuses_zero_)) {
+                known.bad.emplace_back(run.slot, priority);
+                priority = 0;
+            }
+            // Records whose rows are side by side, and that say nothing different about themselves, are reported together.
+            for (; chosen && i + 1 < n && records[i + 1].run.slot == run.slot + run.count && records[i + 1].header.priority == Incoming::kNone &&
+                   records[i + 1].header.version == label.version;
+                 ++i)
+                ++run.count;
+            items_->finish_commit_locked(run, chosen ? nullptr : &priority, &known, key);
+        }
+    }
+    items_->after_insert();
 }
 
 inline void Records::gone(uint32_t of) {
     const RecordRow &was = *row(of);
-    pages_.give(Pages::of(was.bytes), was.first, was.last);
+    pages_.give(Pages::of(was.bytes), was.first);
 }
 
 inline void Records::place_record(uint32_t of, const uint32_t *lengths, const char *from, bool drawable) {
@@ -382,7 +466,7 @@ inline void Records::place_record(uint32_t of, const uint32_t *lengths, const ch
     RecordRow &to = *row(of);
     std::copy(lengths, lengths + MOST_AXES, to.lengths);
     to.bytes = layout_.bytes_of(lengths);
-    pages_.take(Pages::of(to.bytes), &to.first, &to.last);
+    to.first = pages_.take(Pages::of(to.bytes));
     Pages::Cursor(pages_, to.first).write(from, to.bytes);
     if (drawable) count_rows(to, 1);
 }
@@ -398,6 +482,17 @@ inline RecordCounters Records::counters() {
     }
     return out;
 }
+
+// What transports hold of a table of records. It spares a copy where they have the chunks in memory of their own.
+class RecordsDoor final : public DoorTo<Records> {
+public:
+    using DoorTo::DoorTo;
+
+    int put(const void *const *leaves, uint32_t n, uint32_t *taken) override { return store_->put(static_cast<const char *>(leaves[0]), n, taken); }
+};
+
+// One reference belongs to the caller.
+inline Door *open_records(Records *records) { return new RecordsDoor(records); }
 
 }  // namespace echo::replay
 

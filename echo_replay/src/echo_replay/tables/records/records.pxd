@@ -4,6 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from echo_core.base.memory.page_lock cimport PageLock
+from echo_core.store.door.door cimport Door
 from echo_core.store.door.echo_run cimport echo_run
 from echo_replay.tables.table cimport Answer, Batch, Table
 
@@ -70,5 +71,6 @@ cdef extern from "tables/records/records.hpp" namespace "echo::replay" nogil:
         void place_record(uint32_t, const uint32_t*, const char*, cbool)
         uint64_t page_bytes()
 
+    Door* open_records(Records*) except +
     uint64_t PAGE_BYTES "echo::replay::Pages::kBytes"
     uint64_t MOST_PAGES "echo::replay::Pages::kMost"
