@@ -89,7 +89,7 @@ class Engine:
         self._changes = model.changes()
         self._again: deque[Request] = deque()  # They ran when the weights changed; they are admitted before all others.
         self._random = random.Random(seed)
-        self._count = self._asked = self._hit = self._computed = self._made = self._flushed = 0
+        self._count = self._asked = self._hit = self._computed = self._made = self._flushed = self._splits = 0
 
     @property
     def version(self) -> int:
@@ -215,6 +215,11 @@ class Engine:
         self._start_decoding()
         chunks = self._chunks()
         running = list(self.decoding)
+        if self.tree.splits != self._splits:
+            # The tokens lie where they were, but rows share what they read only if all of them have the same segments.
+            self._splits = self.tree.splits
+            for request in running:
+                request.segments = None
         if not running and not chunks:
             return []
         hidden = decode_and_prefill(self.model, self.pool, running, chunks)
@@ -427,7 +432,7 @@ class Engine:
             if node.locks > 1 or request.after - node.start > TAIL or (inside and node.blocks[-1] != own[0]):
                 break
             own, begin = node.blocks + (own[1:] if inside else own), node.start
-        request.own, request.begin = own, begin
+        request.own, request.begin, request.segments = own, begin, None
 
     def _chunks(self) -> list[tuple[Node, int, int]]:
         chunks, left, seen = [], self.chunk, set()
