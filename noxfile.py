@@ -107,6 +107,8 @@ def rl_peers(session: nox.Session) -> None:
     It takes about 15 minutes of CPU time. The argument is one of both, if not both: smollm2 or ppo.
     """
     wanted = session.posargs or ["smollm2", "ppo"]
+    if not {*wanted} <= {"smollm2", "ppo"}:
+        session.error(f"{' '.join(wanted)}: the argument is smollm2 or ppo")
     session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
     install(session, [], "echo-core[all,rl]")
     if "smollm2" in wanted:
