@@ -57,10 +57,10 @@ def restore_state(state: LearnerState, module: nn.Module, optimizer: torch.optim
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
     optimizer.state.clear()
-    for number, kinds in kept.items():
+    for at, kinds in kept.items():
         # Adam keeps its count of steps on the CPU.
-        device = parameters[number].device
-        optimizer.state[parameters[number]] = {kind: x.detach().clone().to("cpu" if kind == "step" else device) for kind, x in kinds.items()}
+        device = parameters[at].device
+        optimizer.state[parameters[at]] = {kind: x.detach().clone().to("cpu" if kind == "step" else device) for kind, x in kinds.items()}
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group |= {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items() if name != "count"}
 
