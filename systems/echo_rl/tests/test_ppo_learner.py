@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,6 +174,75 @@ def test_parameter_groups_have_their_own_rates() -> None:
     heads = policy.logits.weight.clone()
     PPOLearner(policy, PPOConfig(seed=1), groups=groups).update(rollout(policy))
     assert torch.equal(before, policy.body[0].weight) and not torch.equal(heads, policy.logits.weight)
+
+
+def learner_with_groups(seed: int) -> tuple[PPOLearner, nn.Linear]:
+    """Return a learner whose optimizer also has parameters beside the policy's, which the auxiliary loss trains."""
+    policy = Policy(seed=seed)
+    beside = nn.Linear(3, 1)
+    groups = [{"params": policy.parameters()}, {"params": beside.parameters(), "lr": 0.01, "weight_decay": 0.1}]
+    config = PPOConfig(learning_rate=1e-2, minibatch_size=16, seed=5)
+    return PPOLearner(policy, config, auxiliary=lambda states: beside(states).pow(2).mean(), groups=groups), beside
+
+
+def go_on(learner: PPOLearner, beside: nn.Module, seeds: range) -> list[Tensor]:
+    found: list[Tensor] = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        states = rng.normal(size=(64, 3)).astype(np.float32)
+        actions, log_probs, values = learner.act(states)
+        rewards, ends = rng.normal(size=64), np.arange(64) % 8 == 7
+        leaves = {"states": states, "actions": actions, "log_probs": log_probs, "rewards": rewards, "next_states": states}
+        learner.update({**leaves, "terminated": ends, "truncated": np.zeros(64, bool)})
+        found += [actions, log_probs, values, *(p.detach().clone() for p in [*learner.policy.parameters(), *beside.parameters()])]
+    return found
+
+
+def test_a_restored_learner_continues_bit_by_bit() -> None:
+    """Through JSON, in a learner that has drawn and learned something else meanwhile, with a learning rate that was changed."""
+    one, beside = learner_with_groups(0)
+    go_on(one, beside, range(3))
+    one.optimizer.param_groups[0]["lr"] = 3e-3
+    state = one.state()
+    state["values"] = json.loads(json.dumps(state["values"]))
+    expected = go_on(one, beside, range(3, 6))
+    other, own = learner_with_groups(1)
+    go_on(other, own, range(10, 14))
+    other.restore(state)
+    assert (other.updates, other.steps) == (3, 3 * 16)
+    found = go_on(other, own, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    ends = [learner.state() for learner in (one, other)]
+    assert ends[0]["values"] == ends[1]["values"] and ends[0]["values"]["steps"] == 6 * 16
+    assert all(torch.equal(value, ends[1]["tensors"][name]) for name, value in ends[0]["tensors"].items())
+    one.restore(state)  # The continued run has changed no tensor of the state.
+    assert all(torch.equal(a, b) for a, b in zip(go_on(one, beside, range(3, 6)), expected, strict=True))
+    fresh, last = learner_with_groups(2)
+    fresh.restore(learner_with_groups(3)[0].state())  # before the first step
+    assert go_on(fresh, last, range(1))
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    learner, beside = learner_with_groups(0)
+    go_on(learner, beside, range(1))
+    before = learner.state()
+    wrong: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
+        "made with gamma=0.5, and this learner has 0.99": lambda tensors, values: values["config"].update(gamma=0.5),
+        "steps must be a whole number": lambda tensors, values: values.update(steps=-1),
+        "'module.body.0.weight' and 0 others are missing": lambda tensors, values: tensors.pop("module.body.0.weight"),
+        "'optimizer.99.step', and this optimizer has 8 parameters": lambda tensors, values: tensors.update({"optimizer.99.step": torch.zeros(())}),
+        "lacks tensors of some": lambda tensors, values: tensors.pop("optimizer.0.exp_avg"),
+        r"'beside.6' is torch.float32 \(2, 2\); torch.float32 \(1, 3\) is needed": lambda tensors, values: tensors.update({"beside.6": torch.zeros(2, 2)}),
+        "'module.logits.bias' holds a number that is not finite": lambda tensors, values: tensors["module.logits.bias"].fill_(torch.nan),
+        "has the groups": lambda tensors, values: values["groups"].pop(),
+    }
+    for words, spoil in wrong.items():
+        broken = copy.deepcopy(before)
+        spoil(broken["tensors"], broken["values"])
+        with pytest.raises(ValueError, match=words):
+            learner.restore(broken)
+        after = learner.state()
+        assert after["values"] == before["values"] and all(torch.equal(after["tensors"][name], value) for name, value in before["tensors"].items()), words
 
 
 def test_what_is_wrong_is_named() -> None:

@@ -17,7 +17,9 @@ TEXT = "".join(WORDS)
 
 
 class Peer(ThreadingHTTPServer):
-    """Answers ``TEXT``. ``faults`` are used up one per call: ("limit", retry-after), ("status", code), "drop", "half", "stall"; None is a good answer.
+    """Answers ``TEXT``. ``faults`` are used up one per call; None is a good answer.
+
+    They are ("limit", retry-after), ("status", code), ("answer", JSON), "drop", "half", "garbage", and "stall" (until ``go`` is set).
 
     ``calls`` keeps path, headers and body of every call.
     """
@@ -51,10 +53,15 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if isinstance(fault, tuple):
             kind, value = fault
+            if kind == "answer":
+                return self.send(200, value)
             if kind == "limit":
                 return self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": value})
             return self.send(value, {"error": {"message": f"refused with {value}"}})
         if fault == "drop":
+            return self.connection.shutdown(socket.SHUT_RDWR)
+        if fault == "stall":
+            self.server.go.wait(30)
             return self.connection.shutdown(socket.SHUT_RDWR)
         streams = bool(body.get("stream")) or "alt=sse" in self.path
         if streams:

@@ -88,6 +88,50 @@ def test_a_server_that_never_answers_well(peer: Peer) -> None:
         b.generate(["a"])
 
 
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_server_that_does_not_answer_in_time_is_an_error(adapter: str, peer: Peer) -> None:
+    """It is asked again first, and the backbone goes on working."""
+    peer.go.clear()
+    peer.faults.extend(["stall"] * 2)
+    with make(adapter, peer, timeout=0.3, attempts=2) as b:
+        with pytest.raises(BackboneError, match="failed 2 times, at last with no whole answer: timed out"):
+            b.generate(["a"])
+        assert len(peer.calls) == 2
+        peer.go.set()
+        assert b.generate(["a"])[0].text == TEXT
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_server_that_always_limits_is_an_error_that_says_so(adapter: str, peer: Peer) -> None:
+    peer.faults.extend([("limit", "0.01")] * 3)
+    with make(adapter, peer, attempts=3) as b, pytest.raises(BackboneError, match="failed 3 times, at last with 429: slow down") as caught:
+        b.generate(["a"])
+    assert (caught.value.status, len(peer.calls)) == (429, 3)
+
+
+RUBBISH: list[Any] = [None, [], {}, "text", 7, {"choices": 3}, {"choices": [None]}, {"choices": [{}]}, {"content": 3, "usage": {}, "stop_reason": None}]
+RUBBISH += [{"choices": [{"index": "x", "message": [], "finish_reason": {}, "text": 5, "token_ids": "ab"}], "usage": {"prompt_tokens": "many"}}]
+RUBBISH += [{"candidates": [3]}, {"candidates": {"a": 1}}, {"promptFeedback": []}, {"text": 1, "meta_info": {"finish_reason": 3}}, [{"meta_info": None}]]
+# Of the right form, with parts that are none.
+CHOICE = {"index": 0, "message": {"content": "x"}, "finish_reason": "stop", "text": "x", "token_ids": [1]}
+RUBBISH += [{"choices": [CHOICE | wrong]} for wrong in ({"finish_reason": 7}, {"message": {"content": 5}, "text": 5})]
+RUBBISH += [{"choices": [CHOICE], "usage": {"prompt_tokens": count}} for count in ("many", -3, 1.5)]
+RUBBISH += [{"choices": []}, {"choices": [CHOICE, CHOICE]}]
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_rubbish_is_an_error_and_no_answer(adapter: str, peer: Peer) -> None:
+    with make(adapter, peer) as b:
+        for answer in RUBBISH:
+            peer.faults.append(("answer", answer))
+            with pytest.raises(BackboneError):
+                print(answer, b.generate(["a"]))
+        peer.faults.append("garbage")
+        with pytest.raises(BackboneError, match="answered no JSON"):
+            b.generate(["a"])
+        assert b.generate(["a"])[0].text == TEXT
+
+
 def test_an_answer_of_another_kind_is_named(peer: Peer) -> None:
     peer.faults.append("garbage")
     with make("openai", peer) as b, pytest.raises(BackboneError, match="answered no JSON: b'<html>"):

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from echo_rl.core.bandwidth import CalibratedCost
 from echo_rl.engine import Engine, Model, ModelConfig
 
 
@@ -43,15 +44,18 @@ def test_the_choice_is_that_of_the_formulas(policy: str, configs: dict[str, Mode
     assert checked > 20
 
 
-def test_ten_thousand_waiting_requests_cost_no_walk(configs: dict[str, ModelConfig]) -> None:
-    """A step looks up only the requests whose cached tokens it changes: those of the admitted one's family."""
-    engine = Engine(Model.random(configs["gpt2"]), 1, 4)
+@pytest.mark.parametrize("policy", ["hrrn", "value"])
+def test_ten_thousand_waiting_requests_cost_no_walk(policy: str, configs: dict[str, ModelConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step looks up, and estimates the cost of, only the requests whose cached tokens it changes: those of the admitted one's family."""
+    engine = Engine(Model.random(configs["gpt2"]), 1, 4, scheduler=policy)
     for i in range(10_000):
         engine.submit([i % 40, i // 40 % 40, i // 1600, 5], 1)
-    looked_up = []
-    match = engine.waiting._match
-    engine.waiting._match = lambda row: (looked_up.append(row), match(row))[1]  # type: ignore[method-assign]
-    for _ in range(3):
+    looked_up, estimated = [], []
+    match, of = engine.waiting._match, CalibratedCost.of
+    monkeypatch.setattr(engine.waiting, "_match", lambda row: (looked_up.append(row), match(row))[1])
+    monkeypatch.setattr(CalibratedCost, "of", lambda cost, length, hit: (estimated.append(len(length)), of(cost, length, hit))[1])
+    for _ in range(5):
         engine.step()
+    assert estimated[0] == 10_000 and 0 < sum(estimated[1:]) < 1000
     assert 0 < len(looked_up) < 1000
     assert all(engine.waiting.column("hit")[row] == engine.tree.match(r.prompt[:-1]) for row, r in enumerate(engine.waiting))

@@ -9,13 +9,26 @@ import difflib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from echo_rl.backbones.base import Backbone, BackboneError, BackboneUnavailable, Completion, Prompt, Usage
+from echo_rl.backbones.base import Backbone, BackboneError, BackboneUnavailable, Completion, CompletionRequest, Prompt, Usage
 from echo_rl.backbones.names import NAMES
 from echo_rl.backbones.prices import Prices
 
 GROUP = "echo_rl.backbones"
 
-__all__ = ["GROUP", "NAMES", "Backbone", "BackboneError", "BackboneUnavailable", "Completion", "Prices", "Prompt", "Usage", "adapters", "backbone"]
+__all__ = [
+    "GROUP",
+    "NAMES",
+    "Backbone",
+    "BackboneError",
+    "BackboneUnavailable",
+    "Completion",
+    "CompletionRequest",
+    "Prices",
+    "Prompt",
+    "Usage",
+    "adapters",
+    "backbone",
+]
 
 
 def adapters() -> dict[str, EntryPoint]:

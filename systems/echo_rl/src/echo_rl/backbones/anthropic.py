@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from echo_rl.backbones.base import Completion, Prompt, Usage, check_draw, conversation
+from echo_rl.backbones.base import Completion, CompletionRequest, Prompt, Usage, conversation
 from echo_rl.backbones.remote import RemoteBackbone
 
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
@@ -21,27 +21,15 @@ class AnthropicBackbone(RemoteBackbone):
         """Return the headers that carry the key and the interface's version."""
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``."""
-        check_draw(seed, top_p)
-        if seed is not None:
+        if request.seed is not None:
             raise ValueError(f"{self.name} takes no seed; Anthropic's interface has none")
-        if logprobs:
+        if request.logprobs:
             raise ValueError(f"{self.name} has no log-probabilities; Anthropic's interface does not tell them")
         # 1 is the interface's own value, and some models refuse top_p beside a temperature.
-        extra = {} if top_p == 1 else {"top_p": top_p}
-        bodies = [self._body(p, max_tokens, temperature, stop) | extra for p in prompts for _ in range(n)]
+        extra = {} if request.top_p == 1 else {"top_p": request.top_p}
+        bodies = [self._body(p, request.max_tokens, request.temperature, request.stop) | extra for p in request.prompts for _ in range(request.n)]
         return self.together("/messages", bodies, _completion)
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:

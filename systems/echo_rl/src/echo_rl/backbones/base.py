@@ -68,8 +68,24 @@ class Completion:
     cost: float | None = None
 
 
+@dataclass(frozen=True)
+class CompletionRequest:
+    """The arguments of ``Backbone.generate``, checked."""
+
+    prompts: tuple[Prompt, ...]
+    n: int
+    max_tokens: int
+    temperature: float | None
+    stop: tuple[str, ...]
+    logprobs: bool
+    seed: int | None
+    top_p: float
+
+
 class Backbone(ABC):
     """A language model that continues prompts. Use it as a context manager, or call ``close``. Methods may be called by several threads.
+
+    An adapter of your own defines ``complete``, ``stream`` and ``close``.
 
     Attributes:
         name: The name that the user has given it.
@@ -86,7 +102,6 @@ class Backbone(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abstractmethod
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -119,6 +134,18 @@ class Backbone(ABC):
             ValueError: For a prompt or an option that this backbone does not take.
             BackboneError: If the server refuses, or does not answer in time.
         """
+        check("seed", seed, optional(whole(0, 2**63 - 1)))
+        check("top_p", top_p, real(most=1, above=0))
+        check("n", n, whole(1))
+        request = CompletionRequest(tuple(prompts), n, max_tokens, temperature, tuple(stop), logprobs, seed, top_p)
+        found = self.complete(request)
+        if len(found) != len(request.prompts) * n:
+            raise BackboneError(f"{self.name} gave {len(found)} continuations of {len(request.prompts)} prompts, and {n} of each were asked for")
+        return found
+
+    @abstractmethod
+    def complete(self, request: CompletionRequest) -> list[Completion]:
+        """Continue the prompts of a call of ``generate``, which says what to return and to raise."""
 
     @abstractmethod
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:
@@ -132,12 +159,6 @@ class Backbone(ABC):
         """Return the completion with its cost."""
         cost = self.prices.cost(self.model, found.usage.prompt, found.usage.made, found.usage.cached)
         return found if cost is None else Completion(**{**vars(found), "cost": cost})
-
-
-def check_draw(seed: int | None, top_p: float) -> None:
-    """Raise ValueError, which names the option, for a seed or a ``top_p`` that no backbone takes."""
-    check("seed", seed, optional(whole(0, 2**63 - 1)))
-    check("top_p", top_p, real(most=1, above=0))
 
 
 def tokens_of(prompt: Prompt) -> list[int] | None:

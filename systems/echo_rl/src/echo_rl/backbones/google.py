@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from echo_rl.backbones.base import Completion, Prompt, Usage, check_draw, conversation
+from echo_rl.backbones.base import Completion, CompletionRequest, Prompt, Usage, conversation
 from echo_rl.backbones.remote import RemoteBackbone
 
 _FINISH = {"STOP": "stop", "MAX_TOKENS": "length"}
@@ -22,29 +22,17 @@ class GoogleBackbone(RemoteBackbone):
         """Return the header that carries the key."""
         return {"x-goog-api-key": key}
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``."""
-        check_draw(seed, top_p)
-        count = len(prompts) * n
-        if seed is not None and seed + count > 2**31:
-            raise ValueError(f"{self.name} takes seeds below {2**31}, and seed={seed} needs {count} from it on")
-        if logprobs:
+        count = len(request.prompts) * request.n
+        if request.seed is not None and request.seed + count > 2**31:
+            raise ValueError(f"{self.name} takes seeds below {2**31}, and seed={request.seed} needs {count} from it on")
+        if request.logprobs:
             raise ValueError(f"{self.name} gives no log-probabilities here; use a local model, vLLM or SGLang")
-        bodies = [self._body(p, max_tokens, temperature, stop) for p in prompts for _ in range(n)]
+        bodies = [self._body(p, request.max_tokens, request.temperature, request.stop) for p in request.prompts for _ in range(request.n)]
         for i, body in enumerate(bodies):
             # Models of this interface have defaults of their own below 1.
-            body["generationConfig"] |= {"topP": top_p} | ({} if seed is None else {"seed": seed + i})
+            body["generationConfig"] |= {"topP": request.top_p} | ({} if request.seed is None else {"seed": request.seed + i})
         return self.together(f"/models/{quote(self.model, safe='')}:generateContent", bodies, _completion)
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:

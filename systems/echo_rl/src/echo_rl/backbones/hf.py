@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from echo_core.base.installing import how_to_install
-from echo_rl.backbones.base import Backbone, BackboneUnavailable, Completion, Prompt, Usage, check_draw, conversation, tokens_of
+from echo_rl.backbones.base import Backbone, BackboneUnavailable, Completion, CompletionRequest, Prompt, Usage, conversation, tokens_of
 from echo_rl.backbones.prices import Prices
 from echo_rl.engine.families.generation import Generation
 from echo_rl.serving.chat import ChatTemplate
@@ -72,32 +72,20 @@ class TransformersBackbone(Backbone):
         self._tokenizer, self._template = tokenizer or tokenizer_of(Path(model)), ChatTemplate.of(model)
         self._lock = threading.Lock()
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``. Tokens always come.
 
         Raise ValueError for a seed: transformers draws from the random numbers that the whole process shares.
         """
-        check_draw(seed, top_p)
-        if seed is not None:
+        if request.seed is not None:
             raise ValueError(f"{self.name} takes no seed, since transformers draws from random numbers that the whole process shares; use local:FOLDER")
-        asked = [self._tokens(p) for p in prompts for _ in range(n)]
+        asked = [self._tokens(p) for p in request.prompts for _ in range(request.n)]
         found: list[Completion] = []
         for i in range(0, len(asked), self._batch):
             part = asked[i : i + self._batch]
-            texts = [TextStream(self._tokenizer, stop, self.generation.ends) for _ in part]
-            made = self._run(part, max_tokens, temperature, top_p, texts, logprobs)
-            found += [Completion(**{**vars(c), "usage": c.usage if (i + j) % n == 0 else Usage(0, c.usage.made)}) for j, c in enumerate(made)]
+            texts = [TextStream(self._tokenizer, request.stop, self.generation.ends) for _ in part]
+            made = self._run(part, request.max_tokens, request.temperature, request.top_p, texts, request.logprobs)
+            found += [Completion(**{**vars(c), "usage": c.usage if (i + j) % request.n == 0 else Usage(0, c.usage.made)}) for j, c in enumerate(made)]
         return [self.priced(c) for c in found]
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:

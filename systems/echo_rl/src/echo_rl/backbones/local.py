@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_rl.backbones.base import Backbone, Completion, Prompt, Usage, check_draw, conversation, tokens_of
+from echo_rl.backbones.base import Backbone, Completion, CompletionRequest, Prompt, Usage, conversation, tokens_of
 from echo_rl.backbones.prices import Prices
 from echo_rl.engine import Engine, Model
 from echo_rl.serving.chat import ChatTemplate
@@ -58,29 +58,17 @@ class LocalBackbone(Backbone):
         self.generation = self.worker.engine.model.generation
         self.generation.report(self.name)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``. Tokens, log-probabilities and versions always come."""
-        check_draw(seed, top_p)
-        asked = [self._tokens(p) for p in prompts for _ in range(n)]
-        texts = [TextStream(self._tokenizer, stop, self.generation.ends) for _ in asked]
-        options: dict[str, Any] = {"temperature": 1.0 if temperature is None else temperature, "top_p": top_p}
-        streams = self.worker.submit(asked, max_tokens, watches=[t.push for t in texts], seed=seed, **options)
+        asked = [self._tokens(p) for p in request.prompts for _ in range(request.n)]
+        texts = [TextStream(self._tokenizer, request.stop, self.generation.ends) for _ in asked]
+        options: dict[str, Any] = {"temperature": 1.0 if request.temperature is None else request.temperature, "top_p": request.top_p}
+        streams = self.worker.submit(asked, request.max_tokens, watches=[t.push for t in texts], seed=request.seed, **options)
         found = []
         try:
             for i, (stream, text) in enumerate(zip(streams, texts, strict=True)):
                 r = stream.result(self._timeout)
-                usage = Usage(len(r.prompt), len(r.output), r.cached) if i % n == 0 else Usage(0, len(r.output))
+                usage = Usage(len(r.prompt), len(r.output), r.cached) if i % request.n == 0 else Usage(0, len(r.output))
                 found.append(Completion(text.finish(), str(r.finish), usage, tuple(r.output), tuple(r.logprobs), tuple(r.versions)))
         finally:
             for stream in streams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from echo_rl.backbones.base import Completion, Prompt, Usage, check_draw, conversation
+from echo_rl.backbones.base import Completion, CompletionRequest, Prompt, Usage, conversation
 from echo_rl.backbones.remote import RemoteBackbone
 
 
@@ -35,26 +35,18 @@ class OpenAIBackbone(RemoteBackbone):
         self._limit, self._many = limit, many
         super().__init__(model, url, variable=variable, **options)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``."""
-        check_draw(seed, top_p)
-        times = 1 if self._many else n
-        extra = ({"n": n} if self._many and n > 1 else {}) | ({"logprobs": True} if logprobs else {}) | ({} if top_p == 1 else {"top_p": top_p})
-        bodies = [self._body(p, max_tokens, temperature, stop) | extra for p in prompts for _ in range(times)]
-        if seed is not None:
+        times = 1 if self._many else request.n
+        extra = (
+            ({"n": request.n} if self._many and request.n > 1 else {})
+            | ({"logprobs": True} if request.logprobs else {})
+            | ({} if request.top_p == 1 else {"top_p": request.top_p})
+        )
+        bodies = [self._body(p, request.max_tokens, request.temperature, request.stop) | extra for p in request.prompts for _ in range(times)]
+        if request.seed is not None:
             for i, body in enumerate(bodies):
-                body["seed"] = seed + i * (n // times)
+                body["seed"] = request.seed + i * (request.n // times)
         return self.together("/chat/completions", bodies, _completions)
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:

@@ -72,7 +72,13 @@ class RemoteBackbone(Backbone):
                 future.cancel()
 
     def _ask(self, path: str, body: dict[str, Any], make: Callable[[Any], list[Completion]]) -> list[Completion]:
-        return _read(make, self.api.post(path, body))
+        answer = self.api.post(path, body)
+        found = _read(make, answer)
+        for each in found:
+            counts = vars(each.usage).values()
+            if not isinstance(each.text, str) or not isinstance(each.finish, str) or not all(isinstance(count, int) and count >= 0 for count in counts):
+                raise BackboneError(f"the server's answer has a text, an end or a number of tokens that is none: {str(answer)[:300]}")
+        return found
 
     def pieces(self, events: Iterator[dict[str, Any]], text: Callable[[dict[str, Any]], str], ends: Callable[[dict[str, Any]], bool]) -> Iterator[str]:
         """Yield the texts of a stream's events. Raise BackboneError, with what came, if it breaks or ends without the event that ends it."""
@@ -94,5 +100,5 @@ class RemoteBackbone(Backbone):
 def _read(read: Callable[[Any], T], answer: Any) -> T:
     try:
         return read(answer)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise BackboneError(f"the server's answer is not of its interface ({type(error).__name__}: {error}): {str(answer)[:300]}") from error

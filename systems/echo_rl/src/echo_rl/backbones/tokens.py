@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from echo_rl.backbones.base import BackboneError, Completion, Prompt, Usage, check_draw, tokens_of
+from echo_rl.backbones.base import BackboneError, Completion, CompletionRequest, Prompt, Usage, tokens_of
 from echo_rl.backbones.openai import openai_usage
 from echo_rl.backbones.remote import RemoteBackbone
 
@@ -34,34 +34,22 @@ class VllmBackbone(RemoteBackbone):
         self.processed = processed
         super().__init__(model, url, **options)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``. Tokens always come; log-probabilities are those of the drawn tokens.
 
         Raise ValueError if log-probabilities are asked for at a temperature, or a top_p, at which this server tells others than those of the draw.
         """
-        check_draw(seed, top_p)
-        if logprobs and not self.processed and (temperature not in (0, 1) or (top_p < 1 and temperature != 0)):
+        if request.logprobs and not self.processed and (request.temperature not in (0, 1) or (request.top_p < 1 and request.temperature != 0)):
             raise ValueError(
-                f"{self.name} tells log-probabilities before temperature={temperature} and top_p={top_p}, which a learner cannot use: draw with "
-                "both at 1, or start vLLM with --logprobs-mode processed_logprobs and give processed=True"
+                f"{self.name} tells log-probabilities before temperature={request.temperature} and top_p={request.top_p}, which a learner cannot use: draw "
+                "with both at 1, or start vLLM with --logprobs-mode processed_logprobs and give processed=True"
             )
-        extra: dict[str, Any] = {"n": n, "return_token_ids": True, "top_p": top_p} | ({"logprobs": 0} if logprobs else {})
-        bodies = [self._body(p, max_tokens, temperature, stop) | extra for p in prompts]
-        if seed is not None:
+        extra: dict[str, Any] = {"n": request.n, "return_token_ids": True, "top_p": request.top_p} | ({"logprobs": 0} if request.logprobs else {})
+        bodies = [self._body(p, request.max_tokens, request.temperature, request.stop) | extra for p in request.prompts]
+        if request.seed is not None:
             for i, body in enumerate(bodies):
-                body["seed"] = seed + i * n  # The server adds the number of the choice.
-        return self.together("/v1/completions", bodies, lambda answer: _choices(answer, logprobs, n))
+                body["seed"] = request.seed + i * request.n  # The server adds the number of the choice.
+        return self.together("/v1/completions", bodies, lambda answer: _choices(answer, request.logprobs, request.n))
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:
         """Continue one prompt in pieces; see ``Backbone.stream``."""
@@ -99,33 +87,25 @@ class SglangBackbone(RemoteBackbone):
         self.deterministic = deterministic
         super().__init__(model, url, **options)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        max_tokens: int = 256,
-        temperature: float | None = 1.0,
-        stop: Sequence[str] = (),
-        logprobs: bool = False,
-        *,
-        seed: int | None = None,
-        top_p: float = 1.0,
-    ) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Continue each prompt; see ``Backbone.generate``. The server tells tokens only together with log-probabilities.
 
         Raise ValueError for log-probabilities with ``top_p`` below 1, since this server's don't know of it, and for a seed that the server would not follow.
         """
-        check_draw(seed, top_p)
-        if logprobs and top_p < 1 and temperature != 0:
-            raise ValueError(f"{self.name} tells log-probabilities before top_p={top_p}, which a learner cannot use: draw with top_p 1")
-        if seed is not None and not self.deterministic:
+        if request.logprobs and request.top_p < 1 and request.temperature != 0:
+            raise ValueError(f"{self.name} tells log-probabilities before top_p={request.top_p}, which a learner cannot use: draw with top_p 1")
+        if request.seed is not None and not self.deterministic:
             raise ValueError(f"{self.name} follows no seed: start SGLang with --enable-deterministic-inference and give deterministic=True")
         # All choices of a request have one seed, and would be equal; so each has its own request.
-        times, each = (1, n) if seed is None else (n, 1)
-        bodies = [self._body(p, max_tokens, temperature, stop, each) | {"return_logprob": logprobs} for p in prompts for _ in range(times)]
+        times, each = (1, request.n) if request.seed is None else (request.n, 1)
+        bodies = [
+            self._body(p, request.max_tokens, request.temperature, request.stop, each) | {"return_logprob": request.logprobs}
+            for p in request.prompts
+            for _ in range(times)
+        ]
         for i, body in enumerate(bodies):
-            body["sampling_params"] |= {"top_p": top_p} | ({} if seed is None else {"sampling_seed": seed + i})
-        return self.together("/generate", bodies, lambda answer: _answers(answer, logprobs, each))
+            body["sampling_params"] |= {"top_p": request.top_p} | ({} if request.seed is None else {"sampling_seed": request.seed + i})
+        return self.together("/generate", bodies, lambda answer: _answers(answer, request.logprobs, each))
 
     def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:
         """Continue one prompt in pieces; see ``Backbone.stream``."""

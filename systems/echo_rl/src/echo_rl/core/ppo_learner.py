@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from echo_rl.checks import check_fields, flag, one_of, optional, real, whole
+from echo_rl.checks import check, check_fields, flag, one_of, optional, real, whole
 from echo_rl.core import corrections
 from echo_rl.core.gae import gae
 from echo_rl.core.grpo import k3
+from echo_rl.core.learner_state import LearnerState, restore_state, state_of
 from echo_rl.device import resolve
 
 _NEEDED = ("states", "actions", "log_probs", "rewards", "next_states", "terminated", "truncated")
@@ -123,6 +124,9 @@ class PPOLearner:
         device: where the policy goes. Without CUDA, `cuda` warns and uses the CPU.
         auxiliary: a function from a minibatch's states to a loss that is added, for instance `LatentPlanningOptimizer.auxiliary_loss`.
         groups: parameter groups for Adam, for instance `LatentPlanningOptimizer.groups()`; by default all of the policy's parameters.
+
+    Attributes:
+        updates, steps: how many updates there were, and gradient steps in all of them.
     """
 
     def __init__(
@@ -137,8 +141,11 @@ class PPOLearner:
         self.config, self.device, self.auxiliary = config or PPOConfig(), resolve(device), auxiliary
         self.policy = policy.to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters() if groups is None else groups, lr=self.config.learning_rate, eps=1e-5)
-        self._shuffle = torch.Generator()
-        self._shuffle.seed() if self.config.seed is None else self._shuffle.manual_seed(self.config.seed)
+        self.updates = self.steps = 0
+        # Own random numbers, so that nothing else in the process changes them, and `state` has all of them.
+        self._random = {"shuffle": torch.Generator(), "draws": torch.Generator(self.device)}
+        for i, generator in enumerate(self._random.values()):
+            generator.seed() if self.config.seed is None else generator.manual_seed(self.config.seed + i)
 
     def act(self, states: ArrayLike | Tensor, *, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Draws actions for states (n, ...); `greedy` takes the likeliest. Returns actions, their log-probabilities and values, each (n,)."""
@@ -146,7 +153,7 @@ class PPOLearner:
         with torch.no_grad():
             logits, values = self.policy(torch.as_tensor(states, dtype=torch.float32, device=self.device))
             choices = torch.distributions.Categorical(logits=logits)
-            actions = logits.argmax(-1) if greedy else choices.sample()
+            actions = logits.argmax(-1) if greedy else torch.multinomial(choices.probs, 1, generator=self._random["draws"])[:, 0]
             return actions, choices.log_prob(actions), values
 
     def update(self, rollout: Mapping[str, ArrayLike | Tensor]) -> PPOMetrics:
@@ -168,8 +175,9 @@ class PPOLearner:
         count, planned = len(batch["actions"]), 0
         sums: dict[str, float] = {}
         self.policy.train()
+        self.updates += 1
         for _ in range(config.epochs):
-            for chosen in torch.randperm(count, generator=self._shuffle).to(self.device).split(config.minibatch_size):
+            for chosen in torch.randperm(count, generator=self._random["shuffle"]).to(self.device).split(config.minibatch_size):
                 loss, figures = self._loss({name: leaf[chosen] for name, leaf in batch.items()})
                 if config.target_kl is not None and figures["kl"] > config.target_kl:
                     return self._metrics(sums, planned, batch)
@@ -181,9 +189,34 @@ class PPOLearner:
                 figures["gradient_norm"] = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
                 self.optimizer.step()
                 planned += 1
+                self.steps += 1
                 for name, value in figures.items():
                     sums[name] = sums.get(name, 0.0) + value
         return self._metrics(sums, planned, batch)
+
+    def state(self) -> LearnerState:
+        """Returns copies of everything that a continued run needs: `"tensors"` by name, and `"values"`, which JSON can hold.
+
+        A policy that draws random numbers itself, as dropout does, takes them from PyTorch's global generator, which is not part of the state.
+        """
+        counters = {"updates": self.updates, "steps": self.steps}
+        return state_of(self.policy, self.optimizer, self._random, {"config": asdict(self.config), **counters})
+
+    def restore(self, state: LearnerState) -> None:
+        """Goes on where `state` was taken, with the same results bit by bit.
+
+        Raises:
+            ValueError: the state is of another config, policy or optimizer, it lacks a name, or a number is not finite. Nothing has changed then.
+        """
+        values, mine = state["values"], asdict(self.config)
+        given = values.get("config", {})
+        if wrong := [name for name in mine if given.get(name, ...) != mine[name]]:
+            raise ValueError(f"the state was made with {wrong[0]}={given.get(wrong[0])!r}, and this learner has {mine[wrong[0]]!r}")
+        counters = {name: values.get(name) for name in ("updates", "steps")}
+        for name, value in counters.items():
+            check(name, value, whole(0))
+        restore_state(state, self.policy, self.optimizer, self._random)
+        vars(self).update(counters)
 
     def _checked(self, rollout: Mapping[str, ArrayLike | Tensor]) -> dict[str, Tensor]:
         for name in _NEEDED:

@@ -72,6 +72,7 @@ class Prefill:
         self.chunks, self.rows, self.longest = chunks, sum(sizes), max(sizes)
         self.before = Shared(pool, [(size, _above(pool, node, first)) for size, (node, first, _) in zip(sizes, chunks, strict=True)])
         # Chunks of different sizes are padded: row i of the step is row ``place[i]`` of a table, and ``back`` leads from there to i.
+        self.even = min(sizes) == self.longest
         self.place = torch.tensor([i * self.longest + j for i, size in enumerate(sizes) for j in range(size)], device=device)
         self.back = torch.zeros(len(chunks) * self.longest, dtype=torch.int64, device=device)
         self.back[self.place] = torch.arange(self.rows, device=device)
@@ -85,15 +86,21 @@ class Prefill:
             self.scores = torch.empty((kv_heads, rows, group, width + self.longest), device=q.device)
         scores = self.scores
         self.before.score(layer, flat, scores.view(kv_heads, rows * group, -1))
-        keys, values = (x.transpose(0, 1)[:, self.back].reshape(kv_heads * n, self.longest, dim) for x in (k, v))
-        queries = q[:, self.back].reshape(kv_heads * n, self.longest * group, dim)
+        keys, values = (self._pad(x.transpose(0, 1)).reshape(kv_heads * n, self.longest, dim) for x in (k, v))
+        queries = self._pad(q).reshape(kv_heads * n, self.longest * group, dim)
         fresh = torch.bmm(queries, keys.transpose(1, 2)).view(kv_heads * n, self.longest, group, self.longest).add_(self.causal[:, None])
-        scores[..., width:] = fresh.view(kv_heads, -1, group, self.longest)[:, self.place]
+        scores[..., width:] = self._unpad(fresh.view(kv_heads, -1, group, self.longest))
         weights = torch.softmax(scores, -1, out=scores)
-        own = weights[:, :, :, width:][:, self.back].reshape(kv_heads * n, self.longest * group, self.longest)
-        out = torch.bmm(own, values).view(kv_heads, -1, group, dim)[:, self.place]
+        own = self._pad(weights[:, :, :, width:]).reshape(kv_heads * n, self.longest * group, self.longest)
+        out = self._unpad(torch.bmm(own, values).view(kv_heads, -1, group, dim))
         self.before.collect(layer, weights.view(kv_heads, rows * group, -1), out.view(kv_heads, rows * group, dim))
         return out
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return x if self.even else x[:, self.back]
+
+    def _unpad(self, x: Tensor) -> Tensor:
+        return x if self.even else x[:, self.place]
 
 
 class Cascade:
@@ -164,8 +171,10 @@ class Cascade:
 
 
 def _segments(request: Request) -> list[Extent]:
-    assert request.leaf is not None
-    return [extent for node in request.leaf.path() if node.start < request.begin for extent in node.extents]
+    if request.segments is None:
+        assert request.leaf is not None
+        request.segments = [extent for node in request.leaf.path() if node.start < request.begin for extent in node.extents]
+    return request.segments
 
 
 def _above(pool: BlockPool, node: Node, first: int) -> list[Extent]:

@@ -12,6 +12,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from echo_rl.checks import check, whole
@@ -85,9 +86,10 @@ class Engine:
         self.decoding: list[Request] = []
         """In the order of their prompts, so that those with the same prefix stand side by side."""
         self.paused = False
+        self._changes = model.changes()
         self._again: deque[Request] = deque()  # They ran when the weights changed; they are admitted before all others.
         self._random = random.Random(seed)
-        self._count = self._asked = self._hit = self._computed = self._made = self._flushed = 0
+        self._count = self._asked = self._hit = self._computed = self._made = self._flushed = self._splits = 0
 
     @property
     def version(self) -> int:
@@ -197,23 +199,41 @@ class Engine:
         ]
 
     def step(self) -> list[Request]:
-        """Admit what fits, compute at most ``chunk`` prompt tokens and one new token for each running request. Return the requests that ended."""
+        """Admit what fits, compute at most ``chunk`` prompt tokens and one new token for each running request. Return the requests that ended.
+
+        If the weights of a ``SharedModel`` have changed since the last step, the next version begins first, as with ``update_weights``.
+
+        Raises:
+            ValueError: If a shared weight has become unusable, for instance not finite. Nothing was computed.
+            RuntimeError: If a shared weight changes while this step computes. The step made no token, and the next one goes on with the new weights.
+        """
         if self.paused:
             return []
+        if self.model.changes() != self._changes:
+            self._renew(self.model, self.version + 1)
         self._admit()
         self._start_decoding()
         chunks = self._chunks()
         running = list(self.decoding)
+        if self.tree.splits != self._splits:
+            # The tokens lie where they were, but rows share what they read only if all of them have the same segments.
+            self._splits = self.tree.splits
+            for request in running:
+                request.segments = None
         if not running and not chunks:
             return []
         hidden = decode_and_prefill(self.model, self.pool, running, chunks)
+        with torch.inference_mode():
+            logits = self.model.logits(hidden) if running else hidden
+        if self.model.changes() != self._changes:
+            raise RuntimeError("a shared weight changed while the engine computed with it; let no training step run beside a step of the engine")
         for node, first, last in chunks:
             node.filled = last
             self._computed += last - first
         self._computed += len(running)
         if not running:
             return []
-        tokens, logprobs, likeliest = draw(self.model.logits(hidden), running)
+        tokens, logprobs, likeliest = draw(logits, running)
         self._made += len(running)
         ended = []
         for request, token, logprob, best in zip(running, tokens, logprobs, likeliest, strict=True):
@@ -267,7 +287,7 @@ class Engine:
         """Go on with other weights. Every key and value of the old ones is dropped; running requests compute their prefix again.
 
         Args:
-            params: A model, or tensors under the names of ``Model.weights``, on any device; they are copied.
+            params: A model, or tensors under the names of ``Model.weights``, on any device; they are copied. A ``SharedModel`` of this device is not.
             version: The label of the next tokens; it must be greater than the present one.
 
         Raises:
@@ -278,13 +298,16 @@ class Engine:
         model = params.to(self.model.device) if isinstance(params, Model) else Model(self.model.config, params, str(self.model.device))
         if model.config != self.model.config:
             raise ValueError("the new model's config differs from the old one's; start another engine for it")
+        self._renew(model, version)
+
+    def _renew(self, model: Model, version: int) -> None:
         self._flushed += self.tree.tokens + sum(r.position - r.after for r in self.decoding)
         running = sorted(self.filling + self.decoding, key=lambda r: r.number)
         for request in running:
             self._let_go(request)
         self._again.extend(running)
         self.filling, self.decoding = [], []
-        self.model = model
+        self.model, self._changes = model, model.changes()
         self.tree.clear(version)
 
     def stats(self) -> dict[str, float]:
@@ -409,7 +432,7 @@ class Engine:
             if node.locks > 1 or request.after - node.start > TAIL or (inside and node.blocks[-1] != own[0]):
                 break
             own, begin = node.blocks + (own[1:] if inside else own), node.start
-        request.own, request.begin = own, begin
+        request.own, request.begin, request.segments = own, begin, None
 
     def _chunks(self) -> list[tuple[Node, int, int]]:
         chunks, left, seen = [], self.chunk, set()

@@ -13,7 +13,7 @@ from echo_rl.engine.families.attend import Attend
 from echo_rl.engine.families.config import ModelConfig, RopeScaling
 from echo_rl.engine.families.files import HEAD, TensorFiles, Weights, random_weights, read_config, write
 from echo_rl.engine.families.generation import Generation
-from echo_rl.engine.linear import Linear
+from echo_rl.engine.linear import Linear, PlainLinear
 
 __all__ = ["Attend", "Generation", "Model", "ModelConfig", "RopeScaling", "shapes"]
 
@@ -49,7 +49,7 @@ class Model:
             self.config = checked.config
             self._blocks = FAMILIES[config.kind].Blocks(self.config, checked)
             self.embedding: Tensor = self._blocks.embedding
-            self._head = Linear(self.embedding if self.config.tied else checked[HEAD])
+            self._head: PlainLinear = Linear(self.embedding if self.config.tied else checked[HEAD])
 
     @classmethod
     def random(cls, config: ModelConfig, seed: int = 0, device: str | torch.device = "cpu", scale: float = 0.02) -> Model:
@@ -77,6 +77,10 @@ class Model:
             if not self.config.tied:
                 found[HEAD] = self._head.dense()
             return found
+
+    def changes(self) -> int:
+        """Return how often the weights have changed in place. Those of this class never do, and a ``SharedModel`` follows its trainer."""
+        return 0
 
     def to(self, device: str | torch.device) -> Model:
         """Return this model if it is on that device, else a copy of it there."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from echo_rl.engine.pool import Extent
 from echo_rl.engine.radix import Node
 
 
@@ -42,6 +43,8 @@ class Request:
     own: list[int] = field(default_factory=list)
     """The blocks that a decode reads for this request alone, from the position ``begin`` on: ``reserved``, and nodes that nobody shares."""
     begin: int = 0
+    segments: list[Extent] | None = None
+    """Where the tokens before ``begin`` lie, if it is known: to collect this for each request at each step would take much of a step's time."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

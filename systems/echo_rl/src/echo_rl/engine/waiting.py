@@ -20,9 +20,10 @@ COLUMNS: dict[str, Any] = {
     "hit": np.float64,
     "node": np.int64,
     "following": np.int64,
+    "work": np.float64,
 }
 """The request's number, value, arrival in seconds, tokens so far, tokens to come, and how many tokens the tree holds; the number of the node in
-which these end, and the token after them (-1: there is none)."""
+which these end, and the token after them (-1: there is none); and what the request costs by the scheduler (NaN: it is not known yet)."""
 
 
 class Waiting:
@@ -84,7 +85,7 @@ class Waiting:
         """The cached tokens end before the leaf now."""
         assert node.parent is not None
         rows = self._ending_in(node)
-        for name, value in {"node": node.parent.number, "hit": node.start, "following": node.tokens[0]}.items():
+        for name, value in {"node": node.parent.number, "hit": node.start, "following": node.tokens[0], "work": np.nan}.items():
             self.column(name)[rows] = value
 
     def _ending_in(self, node: Node) -> NDArray[np.bool_]:
@@ -98,5 +99,5 @@ class Waiting:
             known = self.requests[row].prompt[:-1]
             end, hit, _ = self._tree.find(known)
             node, following = end.number, known[hit] if hit < len(known) else -1
-        for name, value in {"node": node, "hit": hit, "following": following}.items():
+        for name, value in {"node": node, "hit": hit, "following": following, "work": np.nan}.items():
             self._columns[name][row] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from echo_rl.engine.families import FAMILIES
 from echo_rl.engine.families.config import ModelConfig
-from echo_rl.engine.families.files import HEAD, TensorFiles, Weights, random_weights
+from echo_rl.engine.families.files import HEAD, TensorFiles, Weights, random_weights, read_config
+from echo_rl.engine.families.generation import Generation
 from echo_rl.engine.linear import PlainLinear
 
 
@@ -33,13 +35,18 @@ class Scores:
 class TrainableTransformer(nn.Module):
     """A transformer of any family that the engine computes (``echo_rl.engine.families``), in float32.
 
-    ``update_weights`` of an engine takes ``weights()``.
+    ``update_weights`` of an engine takes ``weights()``, which are copies. An engine of the same process can also compute with the parameters themselves:
+    ``Engine(SharedModel(model))``.
 
     Args:
         config: The shape.
         weights: Tensors under their Hugging Face names, as ``Model`` takes them, or a ``Model``'s ``weights``. They are copied.
         device: Where the model computes.
         value_head: Whether the model also has a linear map from hidden states to values. It begins at 0.
+
+    Attributes:
+        config: The shape, with ``tied`` decided.
+        generation: The tokens that end an answer, and limits. ``load`` reads them.
 
     Raises:
         ValueError: The message names the weight that is missing, unknown, not finite, of a wrong shape or of a dtype that is no float.
@@ -50,7 +57,7 @@ class TrainableTransformer(nn.Module):
     ) -> None:
         super().__init__()
         checked = Weights(config, weights, torch.device(device))
-        self.config = checked.config
+        self.config, self.generation = checked.config, Generation()
         self._names = list(checked)
         for name in self._names:
             *path, last = name.split(".")
@@ -73,6 +80,25 @@ class TrainableTransformer(nn.Module):
         """Make a model with the weights of ``Model.random`` of the same seed."""
         return cls(config, random_weights(config, torch.Generator().manual_seed(seed), scale), device, value_head=value_head)
 
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu", *, value_head: bool = False) -> TrainableTransformer:
+        """Load ``config.json``, ``generation_config.json`` and the ``*.safetensors`` files of a folder, as ``Model.load`` does."""
+        config = read_config(Path(folder))
+        found = cls(config, TensorFiles(Path(folder)), device, value_head=value_head)
+        found.generation = Generation.read(Path(folder), config.vocab)
+        return found
+
+    @property
+    def head(self) -> str:
+        """The name of the parameter that turns hidden states into scores. If the config is tied, it is that of the embedding."""
+        name: str = FAMILIES[self.config.kind].EMBEDDING if self.config.tied else HEAD
+        return name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters that an engine needs; the value head is not among them."""
+        return tuple(self._names)
+
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
@@ -86,15 +112,14 @@ class TrainableTransformer(nn.Module):
         """Return the last hidden states (N, width) of packed sequences; see ``forward``."""
         lengths = self.check(tokens, cu_seqlens)
         positions = torch.cat([torch.arange(n, device=tokens.device) for n in lengths.tolist()]) if len(lengths) else tokens
-        # The parameters may have changed since the last pass, so the blocks are made anew. They copy nothing but queries', keys' and values' weights.
+        # A parameter may have been replaced since the last pass, so the blocks are made anew. They copy nothing.
         blocks = FAMILIES[self.config.kind].Blocks(self.config, {name: self.get_parameter(name) for name in self._names}, PlainLinear)
         found: Tensor = blocks.hidden(tokens, positions, _PackedAttention(lengths, tokens.device))
         return found
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return (N, vocab) scores of the token that follows each hidden state."""
-        name = FAMILIES[self.config.kind].EMBEDDING if self.config.tied else HEAD
-        return F.linear(hidden, self.get_parameter(name))
+        return F.linear(hidden, self.get_parameter(self.head))
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return the logits (N, vocab) of the token that follows each of N packed tokens.

@@ -85,7 +85,7 @@ class Blocks:
         self.embedding, self._positions = product.keep(w[EMBEDDING]), product.keep(w["wpe.weight"])
         self._norms = {name: product.keep(w[name]) for name in shapes(c) if "ln_" in name}
         # GPT-2's files have the transposed weights.
-        self._products = [[product(w[f"h.{i}.{name}.weight"].T, w[f"h.{i}.{name}.bias"]) for name in _PRODUCTS] for i in range(c.layers)]
+        self._products = [[product(w[f"h.{i}.{name}.weight"].T, biases=[w[f"h.{i}.{name}.bias"]]) for name in _PRODUCTS] for i in range(c.layers)]
         root = c.head_dim**0.5 if c.plain_scores else 1.0
         self._scales = [root / (i + 1 if c.scores_by_layer else 1) for i in range(c.layers)]
 
@@ -105,8 +105,9 @@ class Blocks:
         found = {EMBEDDING: self.embedding.clone(), "wpe.weight": self._positions.clone(), **{n: x.clone() for n, x in self._norms.items()}}
         for i, products in enumerate(self._products):
             for name, product in zip(_PRODUCTS, products, strict=True):
-                assert product.bias is not None
-                found |= {f"h.{i}.{name}.weight": product.dense().T.contiguous(), f"h.{i}.{name}.bias": product.bias.clone()}
+                bias = product.bias()
+                assert bias is not None
+                found |= {f"h.{i}.{name}.weight": product.dense().T.contiguous(), f"h.{i}.{name}.bias": bias}
         return found
 
     def _norm(self, x: Tensor, name: str) -> Tensor:

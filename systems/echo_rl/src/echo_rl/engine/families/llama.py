@@ -232,9 +232,8 @@ class _Layer:
     def __init__(self, w: Mapping[str, Tensor], p: str, product: type[PlainLinear]) -> None:
         def joined(*names: str) -> PlainLinear:
             # Queries, keys and values are one product: it is faster than three.
-            bias = torch.cat([w[f"{p}{name}.bias"] for name in names]) if f"{p}{names[0]}.bias" in w else None
-            weights = [w[f"{p}{name}.weight"] for name in names]
-            return product(torch.cat(weights) if len(weights) > 1 else weights[0], bias)
+            biases = [w[f"{p}{name}.bias"] for name in names] if f"{p}{names[0]}.bias" in w else []
+            return product(*(w[f"{p}{name}.weight"] for name in names), biases=biases)
 
         self.qkv = joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.out, self.gate, self.up, self.down = (joined(name) for name in _REST.values())
@@ -243,12 +242,12 @@ class _Layer:
         sizes, found = [c.heads * c.head_dim] + [c.kv_heads * c.head_dim] * 2, {}
         for name, weight in zip("qkv", self.qkv.dense().split(sizes), strict=True):
             found[f"{p}self_attn.{name}_proj.weight"] = weight.clone()
-        if self.qkv.bias is not None:
-            for name, bias in zip("qkv", self.qkv.bias.split(sizes), strict=True):
+        if (biases := self.qkv.bias()) is not None:
+            for name, bias in zip("qkv", biases.split(sizes), strict=True):
                 found[f"{p}self_attn.{name}_proj.bias"] = bias.clone()
         for own, name in _REST.items():
             product: PlainLinear = getattr(self, own)
             found[f"{p}{name}.weight"] = product.dense()
-            if product.bias is not None:
-                found[f"{p}{name}.bias"] = product.bias.clone()
+            if (bias := product.bias()) is not None:
+                found[f"{p}{name}.bias"] = bias
         return found

@@ -17,15 +17,18 @@ def frequencies(c: ModelConfig) -> Tensor:
 
 
 def turns(positions: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines (N, 1, head_dim) of positions (N,). A table for all positions of a long context would take hundreds of megabytes."""
+    """Return what ``rotate`` needs of positions (N,): cosines and signed sines, each (N, 1, head_dim).
+
+    A table for all positions of a long context would take hundreds of megabytes.
+    """
     angles = positions[:, None].float() * frequency
-    return torch.cat([angles.cos()] * 2, -1)[:, None], torch.cat([angles.sin()] * 2, -1)[:, None]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn queries or keys (N, heads, head_dim); dimension i turns with dimension i + head_dim / 2."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def _scaled(plain: Tensor, s: RopeScaling) -> Tensor:
