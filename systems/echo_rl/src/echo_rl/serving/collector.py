@@ -17,8 +17,8 @@ from echo_rl.rollouts.schema import RolloutSchema
 from echo_rl.rollouts.tickets import Ticket
 from echo_rl.serving.endpoint import Endpoint
 from echo_rl.serving.errors import ApiError
-from echo_rl.serving.records import Which, group_record
-from echo_rl.serving.session import EndedSession, Session
+from echo_rl.serving.sessions.records import Which, group_record
+from echo_rl.serving.sessions.session import EndedSession, Session
 
 if TYPE_CHECKING:
     from echo_core import Weights

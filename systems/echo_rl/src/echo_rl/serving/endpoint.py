@@ -17,14 +17,14 @@ from typing import Any
 from echo_rl.engine import Engine
 from echo_rl.serving.chat import ChatTemplate
 from echo_rl.serving.errors import ApiError
-from echo_rl.serving.gateway import Gateway
 from echo_rl.serving.handler import EndpointServer
-from echo_rl.serving.histories import histories
 from echo_rl.serving.protocol import Choice, Job, Prompts, parse
-from echo_rl.serving.session import Call, EndedSession, Session, SessionLimits
-from echo_rl.serving.sessions import Sessions
+from echo_rl.serving.sessions.gateway import Gateway
+from echo_rl.serving.sessions.histories import histories
+from echo_rl.serving.sessions.registry import Sessions
+from echo_rl.serving.sessions.session import Call, EndedSession, Session, SessionLimits
+from echo_rl.serving.sessions.turns import Continuation
 from echo_rl.serving.text import ByteTokenizer, TextStream, Tokenizer
-from echo_rl.serving.turns import Continuation
 from echo_rl.serving.worker import Busy, EngineWorker
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from echo_rl.serving.connections import Connections, Gone, RequestReader, linger
 from echo_rl.serving.errors import ApiError
 from echo_rl.serving.protocol import Choice, Job, usage
-from echo_rl.serving.session import Call, Session
+from echo_rl.serving.sessions.session import Call, Session
 
 if TYPE_CHECKING:
     from echo_rl.serving.endpoint import Endpoint

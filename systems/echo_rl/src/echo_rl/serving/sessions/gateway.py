@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from echo_rl.serving.errors import ApiError
-from echo_rl.serving.session import Session
-from echo_rl.serving.sessions import Sessions
+from echo_rl.serving.sessions.registry import Sessions
+from echo_rl.serving.sessions.session import Session
 
 MOST_METADATA = 16 << 10
 """Bytes of a session's metadata as JSON."""

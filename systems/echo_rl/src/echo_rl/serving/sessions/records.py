@@ -10,8 +10,8 @@ import numpy as np
 
 from echo_core import SpecError
 from echo_rl.rollouts.schema import Rollout, RolloutSchema
-from echo_rl.serving.session import EndedSession
-from echo_rl.serving.turns import Turn
+from echo_rl.serving.sessions.session import EndedSession
+from echo_rl.serving.sessions.turns import Turn
 
 Which = Literal["only", "last"]
 """Which branch of a session is its rollout in a group: the only one, or the one with the newest turn."""

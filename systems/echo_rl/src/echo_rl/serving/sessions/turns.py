@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from echo_rl.serving.histories import History, Recorded
 from echo_rl.serving.protocol import Choice
+from echo_rl.serving.sessions.histories import History, Recorded
 
 ENTRY = 512
 """Bytes that a turn is counted with besides its tokens."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from echo_rl.serving.errors import ApiError
-from echo_rl.serving.session import ENDED, EndedSession, Session, SessionLimits
+from echo_rl.serving.sessions.session import ENDED, EndedSession, Session, SessionLimits
 
 REMEMBERED = 4096
 """How many ended sessions are remembered, so that a late call learns what has become of its session."""

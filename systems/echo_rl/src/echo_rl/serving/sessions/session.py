@@ -14,9 +14,9 @@ import numpy as np
 from echo_rl.checks import check, check_fields, one_of, optional, real, whole
 from echo_rl.rollouts.schema import FINISH_REASONS
 from echo_rl.serving.errors import ApiError
-from echo_rl.serving.histories import History
 from echo_rl.serving.protocol import Choice
-from echo_rl.serving.turns import Continuation, Turn, Turns, describe, turn_bytes
+from echo_rl.serving.sessions.histories import History
+from echo_rl.serving.sessions.turns import Continuation, Turn, Turns, describe, turn_bytes
 
 ENDED = "it was ended"
 
