@@ -143,9 +143,9 @@ cdef class RecordTable(ReplayTable):
             return UNLABELLED
         value = float(priority)
         if not 0 <= value < INFINITY:
-            raise ValueError(f"priority {priority!r} of a new item must be finite and not negative")
+            raise ValueError(f"priority {value!r} of a new item must be finite and not negative")
         if value == 0 and self.refuses_zero:
-            raise ValueError(must_be_positive(f"priority {priority!r} of a new item"))
+            raise ValueError(must_be_positive(f"priority {value!r} of a new item"))
         return np.float64(value).view(np.uint64)
 
     def _version(self, version):
