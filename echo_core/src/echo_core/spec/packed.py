@@ -12,9 +12,14 @@ from ..base.errors import SpecError, did_you_mean
 from .leaf import LeafSpec
 from .ragged import RaggedLeaf, RaggedSpec
 
-__all__ = ["PackedBatch"]
+__all__ = ["PackedBatch", "offsets_of"]
 
 Int32s = npt.NDArray[np.int32]
+
+
+def offsets_of(lengths: npt.NDArray[Any]) -> list[Int32s]:
+    """For each axis where the rows of each sample begin, and the end of the last one; `lengths` has shape (n, axes), and no sum above 2^31 - 1."""
+    return [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths.T]
 
 
 class PackedBatch:
@@ -83,6 +88,10 @@ class PackedBatch:
 
         Raises IndexError if there is no such sample; a negative index counts from the end.
         """
+        return self.spec.flattener.unflatten(self.leaves(index))
+
+    def leaves(self, index: int) -> list[npt.NDArray[Any]]:
+        """The arrays of one sample, in the spec's order. As `row`."""
         n = len(self)
         if not -n <= index < n:
             raise IndexError(f"sample {index} of a batch of {n}")
@@ -94,7 +103,7 @@ class PackedBatch:
             else:
                 at = self._offsets[leaf.axis]
                 leaves.append(array[at[index] : at[index + 1]])
-        return self.spec.flattener.unflatten(leaves)
+        return leaves
 
     def __iter__(self) -> Iterator[Any]:
         return (self.row(i) for i in range(len(self)))

@@ -10,7 +10,7 @@ import numpy as np
 from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError, SpecError
 from echo_core.base.memory.recycled import empty
 from echo_core.base.waiting import Wait
-from echo_core.spec.packed import PackedBatch
+from echo_core.spec.packed import PackedBatch, offsets_of
 from echo_core.spec.pytree.ragged_flattener import RaggedFlattener
 from echo_core.spec.ragged import ChunkSpec, RaggedSpec
 from echo_core.store.sampler import Keys, check_keys, check_priorities
@@ -175,7 +175,7 @@ class RemoteRecordTable(RemoteTable):
             mass=figures.get("mass"),
             beta=float(figures["beta"]),
         )
-        return RecordSample(self.records, arrays, _offsets(lengths), info, _Columns(keys, probabilities, weights))
+        return RecordSample(self.records, arrays, offsets_of(lengths), info, _Columns(keys, probabilities, weights))
 
     def peek(self, keys: Any, timeout: float | None = None) -> tuple[RecordSample, np.ndarray]:
         """Like `RecordTable.peek`: a packed batch of items by key, and which of them exist (bool). The others have length 0, and zeros in their
@@ -208,7 +208,7 @@ class RemoteRecordTable(RemoteTable):
                     if isinstance(error, FINAL) or not wait.left():
                         raise
                     continue  # the server has dropped what it kept for the lost connection
-            return PackedBatch(self.records, arrays, _offsets(lengths)), here
+            return PackedBatch(self.records, arrays, offsets_of(lengths)), here
 
     def insert(self, samples: Sequence[Any], priorities: Any = None, timeout: float | None = None) -> Keys:
         """Insert a list of samples, and return their keys, uint64 of shape (N,). See `RemoteTable.insert`. For many samples in a row,
@@ -257,11 +257,6 @@ class RemoteRecordTable(RemoteTable):
     def update_items(self, keys: Any, leaves: Mapping[str, Any], timeout: float | None = None) -> np.ndarray:
         """Raises ConfigError: records have different lengths, so that no leaf can be overwritten in place."""
         raise ConfigError("samples of varying length cannot be overwritten in place; send the changed sample, and delete the old one by its key")
-
-
-def _offsets(lengths: np.ndarray) -> list[np.ndarray]:
-    """For each axis where the rows of each item begin, and the end of the last one; `lengths` has shape (n, axes)."""
-    return [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths.T]
 
 
 class _Columns:

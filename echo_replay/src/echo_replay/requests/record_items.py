@@ -8,7 +8,7 @@ import numpy as np
 
 from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.server.operations.operation import count_of
-from echo_core.spec.packed import PackedBatch
+from echo_core.spec.packed import PackedBatch, offsets_of
 from echo_core.wire.blobs import MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, pieces, split
 
 if TYPE_CHECKING:
@@ -76,5 +76,4 @@ def samples_of(records: RaggedSpec, n: int, priorities: bool, blob: bytes) -> tu
         raise ProtocolError(f"an insert of {n} samples has {len(blob) - head} bytes, and their lengths say {size}")
     arrays = [np.empty((n if leaf.axis < 0 else totals[leaf.axis], *leaf.shape), leaf.dtype) for leaf in records.leaves]
     fill(memoryview(blob)[head:], arrays)
-    offsets = [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths.T]
-    return list(PackedBatch(records, arrays, offsets)), columns[0] if priorities else None
+    return list(PackedBatch(records, arrays, offsets_of(lengths))), columns[0] if priorities else None
