@@ -133,6 +133,7 @@ class RemoteRecordTable(RemoteTable):
             start = next(starts, None)
             return [] if start is None else [(start, self._send("sample", 1, batch=number, start=start, bytes=min(MAX_BYTES, size - start)))]
 
+        reconnects = self._requests.reconnects()
         under_way, which, at = ask() + ask(), 0, 0
         while under_way:
             start, pending = under_way.pop(0)
@@ -144,6 +145,8 @@ class RemoteRecordTable(RemoteTable):
             except EchoTimeoutError as error:
                 raise EchoTimeoutError(late) from error
             if body.get("gone"):
+                if self._requests.reconnects() != reconnects:
+                    raise ConnectionClosedError(f"{caller}() received a part of its batch, and the connection was lost")
                 raise EchoError(f"{caller}(): the server has dropped the rest of this batch; ask for such large batches in fewer threads")
             data = np.frombuffer(blob, np.uint8)
             if data.size != min(MAX_BYTES, size - start):

@@ -81,6 +81,7 @@ class Drawing:
     first: tuple[dict[str, Any], Buffer] | None = None  # the first answer, once it has arrived
     number: int = 0  # of the first request; the others of a large batch name it
     lost: bool = False  # the connection was lost since the first request was sent
+    reconnects: int = 0  # of the connection when the first answer had come
 
     def begin(self) -> None:
         """The first request is about to be sent. It keeps its number if it is sent again."""
@@ -303,7 +304,13 @@ class RemoteTable:
         body = {"n": drawing.n, **self._named(), **drawing.body(0)}
         answer = Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost).wait()
         drawing.lost = False
+        self._has_come(drawing)
         return answer
+
+    def _has_come(self, drawing: Drawing) -> None:
+        """The first answer of a batch is here. Only a batch in parts needs to know whether the connection is lost afterwards."""
+        if drawing.n > drawing.step:
+            drawing.reconnects = self._requests.reconnects()
 
     def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
         """The answer with the items from `start` on, of a batch that is already drawn."""
@@ -318,6 +325,8 @@ class RemoteTable:
         except EchoTimeoutError as error:
             raise EchoTimeoutError(too_late) from error
         if answer[0].get("gone"):
+            if self._requests.reconnects() != drawing.reconnects:
+                raise ConnectionClosedError("sample() received a part of its batch, and the connection was lost")
             raise EchoError(f"the server has dropped the rest of this batch of {drawing.n}; draw such large batches in fewer threads")
         return answer
 
@@ -341,6 +350,7 @@ class RemoteTable:
                     if (drawing := drawings[0]).asked:
                         try:
                             drawing.first = drawing.asked.popleft()(patience(timeout))
+                            self._has_come(drawing)
                         except ConnectionClosedError as error:
                             if isinstance(error, FINAL):
                                 raise
