@@ -113,12 +113,14 @@ class Client(Sender):
         transport, options = reached.transport, {**options, **reached.options}
 
         first: list[Connection] = []
+        carried = self.spec
         wait: Wait | None = None  # of this constructor; it begins with the first dial, so that importing a transport takes none of its time
 
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = reached.address, **more: Any) -> Connection:
             if first and first[0].ended:  # nobody is there who could answer
-                raise JobEnded.at(address, first[0].stats()["unacknowledged"])
+                left = first[0].stats()["unacknowledged"]
+                raise JobEnded.at(address, left, carried.counted(left))
             secret = tokens.find_token_for(address, token, required=not options.get("allow_unauthenticated")) if auth else None
             nonlocal wait
             wait = wait or Wait(reached.options["connect_timeout"])

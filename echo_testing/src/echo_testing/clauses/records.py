@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import echo_core
-from echo_core.base.errors import ConnectionClosedError, SpecError
+from echo_core.base.errors import ConnectionClosedError, EchoTimeoutError, SpecError
 from echo_core.client.leftovers import Leftover
 from echo_core.spec.ragged_leaf import Ragged
 
@@ -213,6 +213,17 @@ class RecordClauses:
         again.send_again(left)
         again.wait()
         check(server.sample(PATIENCE), [record(number, LENGTHS[number % 10]) for number in range(12)])
+
+    def test_errors_call_chunks_chunks(self, rig: Rig) -> None:
+        server = self._queue(rig, 1)
+        client = rig.client(server, EXAMPLE, timeout=PATIENCE)
+        client.send(record(0, 5))
+        client.wait()
+        server.close(timeout=1, restarting=True)
+        until(lambda: not client.stats()["connected"], "the client has noticed it")
+        client.send(record(1, 300))
+        with pytest.raises((ConnectionClosedError, EchoTimeoutError), match=r"2 chunks \(1 KiB each\) of samples not acknowledged"):
+            client.close(0)
 
     def test_a_learner_that_is_killed_leaves_every_record_but_one_that_it_has_in_part(self, rig: Rig) -> None:
         heard, saying = rig.pipe()
