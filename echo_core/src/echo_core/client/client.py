@@ -440,7 +440,7 @@ class Client(Sender):
             found = [left for outlet in outlets if (left := leftover_of(outlet.table, outlet.spec, outlet.raw.leftovers())) is not None]
             for left in found:
                 if left.cut:
-                    _log.warning("%s: one sample is lost, as the learner had acknowledged its beginning and not its end (table %s)", self.address, left.table or "")
+                    _log.warning("%s: one sample is lost: the learner had acknowledged its beginning, and not its end%s", self.address, _of_table(left.table))
             return found
         finally:
             self._serving.join()
@@ -471,3 +471,7 @@ def _reconnect(cls: type[Client], address: str, example: Any, options: dict[str,
     client = cls.__new__(cls)
     Client.__init__(client, address, example, **options)
     return client
+
+
+def _of_table(name: str | None) -> str:
+    return "" if name is None else f" (table {name!r})"
