@@ -187,9 +187,14 @@ class TransferQueue(System):
 
     @classmethod
     def end(cls) -> None:
-        if cls._rival is not None:
-            cls._rival.communicate()
-            cls._rival = None
+        if cls._rival is None:
+            return
+        try:
+            cls._rival.communicate(timeout=60)  # the end of its stdin ends it, and ray with it
+        except subprocess.TimeoutExpired:
+            cls._rival.kill()
+            cls._rival.wait()
+        cls._rival = None
 
 
 SYSTEMS: dict[str, type[System]] = {"echo": Echo, "echo-store": EchoStore, "padded": Padded, "multipart": Multipart, "transferqueue": TransferQueue}
