@@ -17,6 +17,7 @@ workload: Any = importlib.import_module("samples")  # beside this file
 
 def main() -> None:
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine starts ray's processes slowly
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default its workers give way to every other process, which would be unfair to TransferQueue
     # These are only in the environment of TransferQueue.
     ray, torch, tq = (importlib.import_module(name) for name in ("ray", "torch", "transfer_queue"))
     tensordict = importlib.import_module("tensordict")
