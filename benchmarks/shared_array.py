@@ -43,7 +43,7 @@ def measured(together: bool, rounds: int) -> tuple[float, int]:
             del sample
         client.send_batch(samples)
         client.wait()
-        return statistics.median(seconds), server.stats()["table/groups/bytes_used"]
+        return statistics.median(seconds), int(server.stats()["table/groups/bytes_used"])
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def measured(case: str, names: Sequence[str], rounds: int) -> dict[str, list[flo
         for turn in range(rounds + 1):
             for name, system in systems.items():
                 took, total = system.round()
+                print(f"{case}, round {turn} of {rounds}: {name} {took * 1e3:,.1f} ms", file=sys.stderr)
                 if total != expected:
                     raise SystemExit(f"{name}: the sum of {LEAF[case]} is {total}, not {expected}")
                 if turn:

@@ -60,7 +60,9 @@ class Echo(System):
     def round(self) -> tuple[float, int]:
         began = time.perf_counter()
         self._client.send_batch(self.given)
-        batch = self._server.sample(timeout=120).batch
+        sample = self._server.sample(timeout=120)
+        assert sample is not None
+        batch = sample.batch
         seconds = time.perf_counter() - began
         return seconds, int(batch[LEAF[self.case]].sum(dtype=np.int64))
 
@@ -126,7 +128,9 @@ class Padded(System):
                 else:
                     self._rows[name][row] = value
         self._client.send_batch(self._rows)
-        batch = self._server.sample(timeout=120).batch
+        sample = self._server.sample(timeout=120)
+        assert sample is not None
+        batch = sample.batch
         lengths = batch["length"].tolist()
         packed = {name: np.concatenate([row[:n] for row, n in zip(batch[name], lengths)]) for name in self._ragged}
         seconds = time.perf_counter() - began

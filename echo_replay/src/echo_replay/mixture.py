@@ -105,9 +105,7 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
     return counts
 
 
-def draw(
-    tables: Mapping[str, Drawable], counts: Mapping[str, int], timeout: float | None, beta: float | None
-) -> MixedSample | MixedRecordSample | None:
+def draw(tables: Mapping[str, Drawable], counts: Mapping[str, int], timeout: float | None, beta: float | None) -> MixedSample | MixedRecordSample | None:
     """Draw a batch of `counts[name]` items from each table; None once the server is closed. Samples of varying length come packed.
 
     Raises:

@@ -89,9 +89,7 @@ class RemoteRecordTable(RemoteTable):
                 continue
             return self._made(columns, arrays, figures)
 
-    def _announced(
-        self, wanted: dict[str, Any], figures: dict[str, Any], blob: Buffer, peeked: bool = False
-    ) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+    def _announced(self, wanted: dict[str, Any], figures: dict[str, Any], blob: Buffer, peeked: bool = False) -> tuple[list[np.ndarray], list[np.ndarray], int]:
         """The columns of a batch, empty arrays for its packed leaves, and the bytes of the columns. All that the server says about the size is
         checked before anything is allocated. A batch that was looked up (`peeked`) says which items are there; a drawn one has keys and so on.
 
