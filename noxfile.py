@@ -61,6 +61,32 @@ def reverb(session: nox.Session) -> str:
     return str(python)
 
 
+#: TransferQueue needs ray, and versions of other packages that it shares with nobody here.
+TRANSFERQUEUE = ["TransferQueue==0.1.11", "numpy"]
+
+
+@nox.session
+def transferqueue(session: nox.Session) -> None:
+    """Compare put and get of samples of varying length with TransferQueue. Arguments go to `python -m benchmarks.transferqueue`: --rounds 15."""
+    session.install("pyzmq")
+    session.run("python", "tools/install.py", "echo-core[tcp,replay]")
+    folder = Path("build/transferqueue").resolve()
+    python = folder / "bin" / "python"
+    if not python.exists():
+        session.run("uv", "venv", "--quiet", "--seed", "--python", "3.11", str(folder), external=True)
+        session.run(str(python), "tools/torch_cpu.py", external=True)  # before anything that would bring gigabytes of CUDA's libraries
+        session.run(str(python), "-m", "pip", "install", "--quiet", *TRANSFERQUEUE, external=True)
+    session.run("python", "-m", "benchmarks.transferqueue", *session.posargs, env={"BENCH_TRANSFERQUEUE_PYTHON": str(python)})
+
+
+@nox.session
+def histories(session: nox.Session) -> None:
+    """Run the model tests of tables of records over 100 000 random histories each, for about an hour. The argument is another number of them."""
+    install(session, ["test", "build"], "echo-core[replay,samplers,testing]")
+    env = {"ECHO_RECORD_HISTORIES": session.posargs[0] if session.posargs else "100000"}
+    session.run("python", "-m", "pytest", "--timeout", "0", "tests/replay/records/test_record_model.py", env=env)
+
+
 @nox.session(venv_backend="none")
 def wheels(session: nox.Session) -> None:
     """Put all wheels and source distributions into dist/, for every installed Python; install them in every way, and use them.

@@ -63,7 +63,7 @@ def test_many_numbers_are_shown_by_their_range(array: np.ndarray, shown: str) ->
 def test_words_of_strangers_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\x07x\nforged"
     spec = Spec.from_example({evil: np.array(evil)})
-    console().print(render(Look(spec=spec, leaves=[np.array([evil])], samples=[{evil: evil}], keys=None)))
+    console().print(render(Look(spec=spec, leaves=[np.array([evil])], samples=[{evil: evil}], keys=None, rows=[[np.array(evil)]])))
     table(["name"], [[evil]])
     text = capsys.readouterr().out
     assert "\x1b" not in text and "\x07" not in text

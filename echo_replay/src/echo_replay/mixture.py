@@ -12,11 +12,17 @@ import numpy as np
 import optree
 
 from echo_core.base.errors import ConfigError
+from echo_core.spec.packed import PackedBatch
+from echo_core.spec.ragged import RaggedSpec
+
+from .tables.records.record_sample import PackedSample, RecordSample
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from echo_core.spec.spec import Spec
 
-__all__ = ["MixedSample", "draw", "shares_of"]
+__all__ = ["MixedRecordSample", "MixedSample", "draw", "shares_of"]
 
 
 class Part(Protocol):
@@ -52,6 +58,30 @@ class MixedSample(NamedTuple):
     weights: np.ndarray
 
 
+class MixedRecordSample(PackedSample):
+    """A packed batch of samples of varying length from several tables; unpacks as `batch, parts, weights`.
+
+    Attributes:
+        packed: the `PackedBatch`: the tables' samples one after another. `batch`, `offsets`, `lengths`, `row` and `padded` are its own.
+        parts: the `RecordSample` of each table, whose arrays are views of that table's samples. Pass its keys to
+            `update_priorities(..., table=name)`.
+        weights: as in `MixedSample`.
+    """
+
+    __slots__ = ("parts", "weights")
+    __match_args__ = ("batch", "parts", "weights")
+
+    def __init__(self, packed: PackedBatch, parts: dict[str, RecordSample], weights: np.ndarray) -> None:
+        super().__init__(packed)
+        self.parts, self.weights = parts, weights
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.batch, self.parts, self.weights))
+
+    def __repr__(self) -> str:
+        return f"MixedRecordSample({self.packed!r}, parts={list(self.parts)})"
+
+
 def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
     """How many of n items come from each table: in proportion, rounded by largest remainder, so that the sum is n.
 
@@ -75,13 +105,12 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
     return counts
 
 
-def draw(
-    tables: Mapping[str, Drawable], counts: Mapping[str, int], timeout: float | None, beta: float | None
-) -> MixedSample | None:
-    """Draw a batch of `counts[name]` items from each table; None once the server is closed.
+def draw(tables: Mapping[str, Drawable], counts: Mapping[str, int], timeout: float | None, beta: float | None) -> MixedSample | MixedRecordSample | None:
+    """Draw a batch of `counts[name]` items from each table; None once the server is closed. Samples of varying length come packed.
 
     Raises:
         ConfigError: the tables' specs differ (the message names the leaf), or their items over steps differ.
+        ValueError: samples of varying length could have more rows together than offsets of 32 bits number; nothing was drawn.
         EchoTimeoutError: a table gave no items in time. The items that other tables gave still count as sampled.
     """
     names = list(counts)
@@ -89,8 +118,9 @@ def draw(
     for name in names[1:]:
         if difference := spec.difference(tables[name].spec, f"in {names[0]!r}", f"in {name!r}"):
             raise ConfigError(f"tables of one batch need the same spec: {difference}")
-    if ragged := [name for name in names if getattr(tables[name], "records", None) is not None]:
-        raise ConfigError(f"table {ragged[0]!r} stores samples of varying length, of which no mixture is made; sample each table, and join the batches")
+    records: RaggedSpec | None = getattr(tables[names[0]], "records", None)
+    if records is not None:
+        _check_rows(records, sum(counts.values()))
     layouts = {name: layout.to_json() for name in names if (layout := getattr(tables[name], "layout", None)) is not None}
     if any(layouts.get(name) != layouts.get(names[0]) for name in names):
         raise ConfigError(f"tables of one batch need the same items and stacks, but {', '.join(map(repr, names))} differ in them")
@@ -102,6 +132,8 @@ def draw(
         if sample is None:
             return None
         parts[name] = sample
+    if records is not None:
+        return _packed(parts)
     batch = optree.tree_map(lambda *rows: np.concatenate(rows), *(part.batch for part in parts.values()), namespace=spec.namespace)
     weights = np.concatenate([part.weights for part in parts.values()])
     start = 0
@@ -110,3 +142,23 @@ def draw(
         parts[name] = part.with_batch(optree.tree_map(lambda leaf, rows=rows: leaf[rows], batch, namespace=spec.namespace))
         start += counts[name]
     return MixedSample(batch, parts, weights)
+
+
+def _check_rows(records: RaggedSpec, n: int) -> None:
+    for axis, most in zip(records.axes, records.most):
+        if n * most >= 1 << 31:
+            raise ValueError(
+                f"a batch of {n} samples of up to {most} rows could have more than {(1 << 31) - 1} along the axis {axis!r}, which offsets of "
+                f"32 bits cannot number; draw fewer at once"
+            )
+
+
+def _packed(parts: Mapping[str, Any]) -> MixedRecordSample:
+    """One packed batch of the batches of several tables."""
+    packed = PackedBatch.joined([part.packed for part in parts.values()])
+    start, views = 0, {}
+    for name, part in parts.items():
+        end = start + len(part.packed)
+        views[name] = part.with_batch(packed[start:end].batch)
+        start = end
+    return MixedRecordSample(packed, views, np.concatenate([part.weights for part in parts.values()]))

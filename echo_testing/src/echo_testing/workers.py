@@ -237,6 +237,15 @@ def keep(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> No
         time.sleep(LONG)
 
 
+def keep_records(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner with the table of samples of varying length of clauses/records.py, until it is killed; reports its address."""
+    from .clauses.records import record_table
+
+    with Server(tables=[record_table()], batch_size=1, transport=_at(address, options)) as server:
+        ready.send(str(server.address))
+        time.sleep(LONG)
+
+
 def neglect(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
     """A learner with room for two samples that takes none, until killed; reports its address. `options` are those of its transport."""
     with Server(example(), 1, transport=_at(address, options), num_buffers=2) as server:

@@ -71,6 +71,9 @@ class Fifo(Sampler):
     def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._keys.restore(state, "Fifo")
 
+    def moved(self, state: Mapping[str, np.ndarray[Any, Any]], rows: Keys) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: rows[array] for name, array in state.items()}
+
     def native(self) -> object | None:
         return None if self.storage == "stream" else self._keys.native()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -17,6 +18,7 @@ from .native import NativeSampler
 __all__ = ["HotCold"]
 
 WEIGHTINGS = ("proportional", "softmax", "rank", "robust")  # in the order of hot_cold.hpp
+EXTENT = 3  # in "numbers" of the state: all rows that were ever used are below this
 
 
 class HotCold(NativeSampler):
@@ -149,6 +151,12 @@ class HotCold(NativeSampler):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"temperature must be positive, not {value}")
         self._rows.temperature = value
+
+    def moved(self, state: Mapping[str, npt.NDArray[Any]], rows: Keys) -> dict[str, npt.NDArray[Any]]:
+        made = super().moved(state, rows)
+        made["numbers"] = state["numbers"].copy()
+        made["numbers"][EXTENT] = int(made["keys"].max()) + 1 if made["keys"].size else 0
+        return made
 
     def victims(self, n: int) -> Keys:
         return self._rows.victims(n)

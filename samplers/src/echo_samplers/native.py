@@ -77,6 +77,9 @@ class NativeSampler(Sampler):
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         self._rows.restore(state, type(self).__name__)
 
+    def moved(self, state: Mapping[str, npt.NDArray[Any]], rows: Keys) -> dict[str, npt.NDArray[Any]]:
+        return {name: rows[array] if name in ("keys", "hot") else array for name, array in state.items()}
+
     def native(self) -> object:
         return self._rows.native()
 

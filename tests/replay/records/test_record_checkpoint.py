@@ -19,9 +19,9 @@ def sample(task: int) -> dict:
     return {"tokens": np.arange(n, dtype=np.int32) + task, "boxes": np.full((task % 10, 2), task, np.float32), "task": np.int64(task)}
 
 
-def opened(max_bytes: int = 1 << 20, **options):
+def opened(max_bytes: int = 1 << 20, capacity: int = 300, **options):
     options = {"sampler": "fifo", "rate_limiter": Queue(300), **options}
-    return Table("r", EXAMPLE, capacity=300, max_bytes=max_bytes, **options).open(1)
+    return Table("r", EXAMPLE, capacity=capacity, max_bytes=max_bytes, **options).open(1)
 
 
 def check(batch) -> list[int]:
@@ -75,6 +75,62 @@ def test_items_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="max_bytes is 23,040; raise it"):
         after.restore(tmp_path)
     assert len(after) == 0
+
+
+def test_a_larger_capacity_keeps_the_keys(tmp_path: Path) -> None:
+    before = opened(lease_timeout=60.0)
+    keys = [before.submit(sample(task)) for task in range(250)]
+    assert before.ack(before.sample(100, timeout=0).keys) == 100
+    lent = before.sample(7, timeout=0)
+    before.checkpoint(tmp_path)
+    after = opened(4 << 20, 5000, lease_timeout=60.0)
+    after.restore(tmp_path)
+    assert after.capacity == 5000 and sorted([*after.keys().tolist(), *lent.keys.tolist()]) == sorted(keys[100:])
+    for task in range(250, 400):
+        after.submit(sample(task))
+    assert check(after.sample(300, timeout=0)) == list(range(100, 400)) and after.ack(lent.keys) == 7
+    with pytest.raises(CheckpointError, match="rate limiter"):
+        opened(capacity=5000, rate_limiter=Queue(4000), lease_timeout=60.0).restore(tmp_path)
+
+
+@pytest.mark.parametrize("sampler", ["prioritized", "uniform", "fifo", "lifo", "max_heap", {"type": "hot_cold", "hot_capacity": 20}], ids=str)
+@pytest.mark.parametrize("capacity", [60, 70_000])
+def test_items_move_to_other_rows_with_their_priorities(sampler: str | dict, capacity: int, tmp_path: Path) -> None:
+    """Into fewer rows, of which some are not there any more; and into a table whose keys have another form."""
+    options = {"rate_limiter": MinSize(1), "policy_versions": True, "remover": "min_heap"}
+    before = opened(sampler=sampler, **options)
+    keys = [before.submit(sample(task), priority=task + 1.0, policy_version=task) for task in range(300)]
+    assert before.delete(keys[:200] + keys[250:]) == 250
+    again = [before.submit(sample(task), priority=task + 1.0, policy_version=task) for task in range(5)]
+    before.checkpoint(tmp_path)
+    after = opened(1 << 20, capacity, sampler=sampler, **options)
+    after.restore(tmp_path)
+    assert len(after) == 55
+    found, here = after.peek(after.keys())
+    assert here.all() and check(found) == [*range(200, 250), *range(5)]
+    there = before.peek(again)[1].all() and not after.peek(keys[250:])[1].any()
+    assert there, "an old key names no other item"
+    assert after.policy_versions()[0].tolist() == [*range(5), *range(200, 250)]
+    expected, top = before.peek(before.top(55)[0])[0], after.peek(after.top(55)[0])[0]
+    assert sorted(after.top(55)[1]) == pytest.approx(sorted(before.top(55)[1]))
+    if sampler not in ("uniform", "fifo", "lifo"):
+        assert check(top) == check(expected)
+    assert set(check(after.sample(1 if sampler == "max_heap" else 40, timeout=0))) <= {*range(200, 250), *range(5)}
+    for task in range(60):  # the removers go on, too
+        after.submit(sample(task), priority=1000.0, policy_version=task)
+    assert len(after) == min(capacity, 115) and check(after.peek(after.newest(60))[0]) == list(range(60))
+
+
+def test_what_another_capacity_cannot_hold_is_refused(tmp_path: Path) -> None:
+    options = {"rate_limiter": MinSize(1), "sampler": "uniform"}
+    before = opened(**options)
+    for task in range(200):
+        before.submit(sample(task))
+    before.checkpoint(tmp_path)
+    after = opened(capacity=199, **options)
+    with pytest.raises(CheckpointError, match="has 200 items, and the capacity is 199; raise it"):
+        after.restore(tmp_path)
+    assert len(after) == 0 and after.submit(sample(1))
 
 
 def test_another_example_is_refused_by_the_name_of_the_leaf(tmp_path: Path) -> None:

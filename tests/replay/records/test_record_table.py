@@ -362,12 +362,6 @@ def test_units_are_refused_where_samples_have_one_size() -> None:
         server.sample(units={"t": 100})
 
 
-def test_mixtures_are_refused() -> None:
-    server = Server(tables=[Table(name, EXAMPLE, capacity=100, max_bytes=1 << 20, sampler="fifo", rate_limiter=Queue(100)) for name in "ab"], batch_size=2)
-    with pytest.raises(ConfigError, match="'a' stores samples of varying length, of which no mixture is made"):
-        server.sample_mixture({"a": 1.0, "b": 1.0}, timeout=0)
-
-
 @pytest.mark.needs("echo-tcp")
 def test_workers_of_echo1_are_refused() -> None:
     server = Server(EXAMPLE, batch_size=2, transport={"type": "tcp", "port": 0, "protocol": "echo1"})

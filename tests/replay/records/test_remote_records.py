@@ -132,14 +132,8 @@ def test_what_cannot_be_done_is_refused_by_name() -> None:
     with make() as server, Client(server.address, EXAMPLE) as client:
         with pytest.raises(SpecError, match="'tokens'"):
             Client(server.address, {**EXAMPLE, "tokens": Ragged(np.int32, most=MOST + 1)})
-        with pytest.raises(ConfigError, match="use send"):
-            client.table().insert([sample(0, 1)])
         with pytest.raises(ConfigError, match="overwritten in place"):
             client.table().update_items([1], {"task": np.zeros(1, np.int64)})
-        with pytest.raises(EchoError, match="look none up by key"):
-            client.table().peek([1])
-        with pytest.raises(ConfigError, match="no mixture is made"):
-            client.sample_mixture({"r": 1.0}, 4)
         with pytest.raises(EchoError, match="at most 1,073,741,824 at once"):
             client.sample(1000, 1)
         with pytest.raises(ValueError, match="n must be a whole number"):

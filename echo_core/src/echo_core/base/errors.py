@@ -117,16 +117,16 @@ class ConnectionClosedError(EchoError, ConnectionError):
 class JobEnded(ConnectionClosedError):
     """The learner has ended the job on purpose (`Server.close()`, or the end of `with Server`), so the client does not try to connect again.
 
-    `unacknowledged`: how many samples of the connection were not acknowledged. The message says it, too.
+    `unacknowledged`: how many samples of the connection were not acknowledged (chunks of them, where samples vary in length). The message says it, too.
     """
 
     unacknowledged: int = 0
 
     @classmethod
-    def at(cls, address: object, unacknowledged: int) -> JobEnded:
-        """The error of a connection to the learner at `address`."""
+    def at(cls, address: object, unacknowledged: int, in_words: str = "") -> JobEnded:
+        """The error of a connection to the learner at `address`. `in_words` says what was not acknowledged if these are no samples: `Spec.counted`."""
         were = "was" if unacknowledged == 1 else "were"
-        error = cls(f"the learner at {address} has ended the job; {counted(unacknowledged, 'sample')} {were} not acknowledged")
+        error = cls(f"the learner at {address} has ended the job; {in_words or counted(unacknowledged, 'sample')} {were} not acknowledged")
         error.unacknowledged = unacknowledged
         return error
 

@@ -117,12 +117,14 @@ class Client(Sender):
         transport, options = reached.transport, {**options, **reached.options}
 
         first: list[Connection] = []
+        carried = self.spec
         wait: Wait | None = None  # of this constructor; it begins with the first dial, so that importing a transport takes none of its time
 
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = reached.address, **more: Any) -> Connection:
             if first and first[0].ended:  # nobody is there who could answer
-                raise JobEnded.at(address, first[0].stats()["unacknowledged"])
+                left = first[0].stats()["unacknowledged"]
+                raise JobEnded.at(address, left, carried.counted(left))
             secret = tokens.find_token_for(address, token, required=not options.get("allow_unauthenticated")) if auth else None
             nonlocal wait
             wait = wait or Wait(reached.options["connect_timeout"])
@@ -417,10 +419,11 @@ class Client(Sender):
             None; with `leftovers`, a `Leftover` for each table whose samples were not all acknowledged, the own table first. The list has every
             sample that was not acknowledged, once and in order, with its priority and policy version, and every call returns the same.
             `send_again` of another client sends it. If a learner stored samples and the connection was lost before it acknowledged them, they
-            are in the list too.
+            are in the list too. One thing is missing: a sample of varying length of which the learner has acknowledged the beginning only, which is
+            at most one of a table. It is counted (`Leftover.cut`), and the log says so.
 
         Raises:
-            ConfigError: leftovers of steps or of samples of varying length were asked for. Only their learner has all of them; the client stays open.
+            ConfigError: leftovers of steps were asked for. Only their learner has all of them; the client stays open.
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
                 If Ctrl-C interrupts this call, the client is closed at once, and the next call raises the error if samples are lost.
                 JobEnded: the learner has ended the job, samples were not acknowledged, and no call has raised JobEnded before.
@@ -431,8 +434,6 @@ class Client(Sender):
             return [] if leftovers else None  # it is the parent's
         if leftovers and any(outlet.streams is not None for outlet in self._outlets.open()):
             raise ConfigError("steps cannot be handed out as leftovers, because they belong to episodes that only their learner knows")
-        if leftovers and any(outlet.records is not None for outlet in self._outlets.open()):
-            raise ConfigError("samples of varying length cannot be handed out as leftovers, because the first of them may be with its learner in part")
         self._serving.stop()
         try:
             others = () if self._weights_from is self._connection else (self._weights_from,)
@@ -452,7 +453,11 @@ class Client(Sender):
                     raise
             if not leftovers:
                 return None
-            return [left for outlet in outlets if (left := leftover_of(outlet.table, outlet.spec, outlet.raw.leftovers())) is not None]
+            found = [left for outlet in outlets if (left := leftover_of(outlet.table, outlet.spec, outlet.raw.leftovers())) is not None]
+            for left in found:
+                if left.cut:
+                    _log.warning("%s: one sample is lost: the learner had acknowledged its beginning, and not its end%s", self.address, _of_table(left.table))
+            return found
         finally:
             self._serving.join()
             if self._unserved is not None:
@@ -482,3 +487,7 @@ def _reconnect(cls: type[Client], address: str, example: Any, options: dict[str,
     client = cls.__new__(cls)
     Client.__init__(client, address, example, **options)
     return client
+
+
+def _of_table(name: str | None) -> str:
+    return "" if name is None else f" (table {name!r})"

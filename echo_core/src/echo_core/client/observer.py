@@ -14,6 +14,9 @@ from ..base.returned import returned
 from ..plugins.reaching import reach
 from ..security import tokens
 from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
+from ..server.tap import ROOM
+from ..spec.packed import PackedBatch, offsets_of
+from ..spec.ragged import ChunkSpec, RaggedSpec
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
 from ..wire.blobs import split
@@ -30,15 +33,18 @@ class Look(NamedTuple):
 
     Attributes:
         samples: one pytree of arrays for each sample, the newest last. Containers are plain dicts, lists and tuples, as classes are not sent.
-        leaves: the same values as one array of shape (n, *leaf.shape) for each leaf of `spec`.
+        leaves: the same values as one array of shape (n, *leaf.shape) for each leaf of `spec`. Samples of varying length are packed: a leaf that
+            is Ragged has the rows of all samples, one after another.
         keys: the keys of the items in their replay table; None in a stream.
-        spec: the server's spec, for paths, shapes and dtypes.
+        spec: the server's spec, for paths, shapes and dtypes. That of samples of varying length is a `RaggedSpec`.
+        rows: for each sample its leaves, in the order of `spec.leaves`.
     """
 
     samples: list[Any]
     leaves: list[np.ndarray]
     keys: list[int] | None
-    spec: Spec
+    spec: Spec | RaggedSpec
+    rows: list[list[np.ndarray]]
 
 
 class Observer:
@@ -116,17 +122,21 @@ class Observer:
                 raise EchoTimeoutError(f"tap() waited {seconds:g} s for a sample: {body['wait']}; start a worker, or see who waits: echoctl top {self.address}")
             time.sleep(pause)
             pause = min(2 * pause, POLL[1])
-        spec, count, size = Spec.from_json(body["spec"]), int(body["n"]), int(body["bytes"])
-        if size > MAX_LOOK_BYTES or count * spec.sample_bytes != size:
+        spec, count, size = ChunkSpec.from_json(body["spec"]), int(body["n"]), int(body["bytes"])
+        if size > MAX_LOOK_BYTES + ROOM or (count * spec.sample_bytes != size and not isinstance(spec, ChunkSpec)):
             raise ProtocolError(f"the look has {count} samples and {size} bytes, which is not possible; install the same echo-core at both ends")
         while len(data) < size:
             part = self._connection.request("tap", {"tap": body["tap"], "at": len(data)}, b"", max(1.0, seconds))[1]
             if not part:
                 raise ProtocolError(f"a look ended after {len(data)} of {size} bytes; ask again")
             data += part
+        if isinstance(spec, ChunkSpec):
+            packed = _packed(spec.records, count, data)
+            rows = [packed.leaves(i) for i in range(count)]
+            return Look([rebuilt(spec.records.structure, row) for row in rows], list(packed.arrays), body.get("keys"), spec.records, rows)
         leaves = split(data, *((leaf.dtype, (count, *leaf.shape)) for leaf in spec.leaves))
-        samples = [rebuilt(spec.structure, [leaf[i, ...] for leaf in leaves]) for i in range(count)]
-        return Look(samples, leaves, body.get("keys"), spec)
+        rows = [[leaf[i, ...] for leaf in leaves] for i in range(count)]
+        return Look([rebuilt(spec.structure, row) for row in rows], leaves, body.get("keys"), spec, rows)
 
     def ping(self) -> tuple[float, float]:
         """The seconds of one round trip, and how many seconds the server's clock is ahead of this one (to within half a round trip)."""
@@ -152,3 +162,14 @@ class Observer:
 
     def __repr__(self) -> str:
         return f"<Observer {self.address}>"
+
+
+def _packed(spec: RaggedSpec, n: int, data: bytes) -> PackedBatch:
+    """The n samples of a look: their lengths, int32 of shape (n, axes), then the packed leaves. Raises ProtocolError."""
+    head = 4 * n * len(spec.axes)
+    lengths = split(data[:head], (np.int32, (n, len(spec.axes))))[0]
+    if ((lengths < 0) | (lengths > np.array(spec.most))).any():
+        raise ProtocolError(f"the look has a sample of an impossible length; the axes {spec.axes} have at most {spec.most} rows")
+    totals = lengths.sum(axis=0, dtype=np.int64).tolist()
+    arrays = split(data[head:], *((leaf.dtype, (n if leaf.axis < 0 else totals[leaf.axis], *leaf.shape)) for leaf in spec.leaves))
+    return PackedBatch(spec, arrays, offsets_of(lengths))

@@ -19,6 +19,7 @@ from ..spec.spec import Spec
 from ..wire.labels import label_of, labels_of
 from ..wire.reservation import Reservation
 from .explained import ExplainedConnection, Reasons
+from .leftovers import UNLABELLED
 from .record_sender import RecordSender
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class Outlet:
         if self.streams is not None:
             raise ConfigError("samples of another table cannot be sent to a table of steps")
         self._check({}, leftover.labels is not None)
+        if self.records is not None:  # samples without labels get none now, whatever the client's policy version is
+            labels = UNLABELLED * len(leftover) if leftover.labels is None else leftover.labels
+            return self.records.send_batch(leftover.samples, timeout, labels=labels)
         self.connection.send_batch(leftover.samples, timeout, leftover.labels)
 
     def explain(self, error: EchoTimeoutError, timeout: float | None) -> None:

@@ -21,9 +21,11 @@ import numpy as np
 
 from echo_core.base.errors import SpecError
 from echo_core.base.forks import Origin
+from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait, timed_out
 from echo_core.wire.identity import client_number
 from echo_core.wire.labels import label_of, labels_of
+from echo_core.wire.protocol import LABEL_BYTES
 
 PyArray_ImportNumPyAPI()
 
@@ -86,8 +88,8 @@ cdef class RecordSender:
         self.label(label_of(priority, self.held.version if policy_version is None else policy_version), &header, 1)
         self.pass_on(leaves.data(), &header, 1, timeout)
 
-    def send_batch(self, samples, timeout=None, priorities=None, policy_version=None):
-        """See `Client.send_batch`; `samples` is a list or tuple of samples."""
+    def send_batch(self, samples, timeout=None, priorities=None, policy_version=None, labels=None):
+        """See `Client.send_batch`; `samples` is a list or tuple of samples. `labels` are in the form of wire/labels.py, in place of the others."""
         cdef vector[const void*] leaves
         cdef vector[RecordHeader] headers
         cdef Py_ssize_t i, n
@@ -98,7 +100,10 @@ cdef class RecordSender:
         n = len(samples)
         if policy_version is None:
             policy_version = self.held.version
-        labels = labels_of(n, priorities, policy_version)
+        if labels is None:
+            labels = labels_of(n, priorities, policy_version)
+        elif len(labels) != n * LABEL_BYTES:
+            raise ValueError(f"the labels of {counted(n, 'sample')} have {n * LABEL_BYTES} bytes, not {len(labels)}")
         if n == 0:
             return
         leaves.resize(n * self.flattener.count)

@@ -371,7 +371,8 @@ class Server(ServerState):
             timeout, n, beta: as in `sample()`.
 
         Returns:
-            `MixedSample(batch, parts, weights)`; None once the server is closed.
+            `MixedSample(batch, parts, weights)`; None once the server is closed. Samples of varying length come packed, as a
+            `MixedRecordSample`, which unpacks in the same way.
 
         Raises:
             ConfigError: the specs differ (the message names the leaf), or a share is invalid. UnknownTableError: there is no such table.

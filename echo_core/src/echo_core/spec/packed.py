@@ -12,9 +12,14 @@ from ..base.errors import SpecError, did_you_mean
 from .leaf import LeafSpec
 from .ragged import RaggedLeaf, RaggedSpec
 
-__all__ = ["PackedBatch"]
+__all__ = ["PackedBatch", "offsets_of"]
 
 Int32s = npt.NDArray[np.int32]
+
+
+def offsets_of(lengths: npt.NDArray[Any]) -> list[Int32s]:
+    """For each axis where the rows of each sample begin, and the end of the last one; `lengths` has shape (n, axes), and no sum above 2^31 - 1."""
+    return [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths.T]
 
 
 class PackedBatch:
@@ -38,6 +43,33 @@ class PackedBatch:
         self._arrays, self._offsets = list(arrays), list(offsets)
         self.offsets: dict[str, Int32s] = dict(zip(spec.axes, self._offsets, strict=True))
 
+    @classmethod
+    def joined(cls, parts: Sequence[PackedBatch]) -> PackedBatch:
+        """The samples of several batches of one spec, one after another, as one batch with memory of its own.
+
+        Raises:
+            ValueError: there is no part. SpecError: their specs differ, or an axis would have more than 2^31 - 1 rows, which int32 cannot number.
+        """
+        if not parts:
+            raise ValueError("at least one batch is needed")
+        spec = parts[0].spec
+        for part in parts[1:]:
+            if difference := spec.chunk_spec.difference(part.spec.chunk_spec, "in the first batch", "in another one"):
+                raise SpecError(f"batches of one spec are joined: {difference}")
+        offsets = []
+        for axis, name in enumerate(spec.axes):
+            lengths = np.concatenate([np.diff(part._offsets[axis]) for part in parts])
+            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            if ends[-1] >= 1 << 31:
+                raise SpecError(f"the joined batch would have {ends[-1]} rows along the axis {name!r}, and offsets of 32 bits number {(1 << 31) - 1}")
+            offsets.append(ends.astype(np.int32))
+        return cls(spec, [np.concatenate(arrays) for arrays in zip(*(part._arrays for part in parts))], offsets)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """One packed array for each leaf, in the spec's order."""
+        return tuple(self._arrays)
+
     @property
     def batch(self) -> Any:
         """The example's tree of packed arrays."""
@@ -56,6 +88,10 @@ class PackedBatch:
 
         Raises IndexError if there is no such sample; a negative index counts from the end.
         """
+        return self.spec.flattener.unflatten(self.leaves(index))
+
+    def leaves(self, index: int) -> list[npt.NDArray[Any]]:
+        """The arrays of one sample, in the spec's order. As `row`."""
         n = len(self)
         if not -n <= index < n:
             raise IndexError(f"sample {index} of a batch of {n}")
@@ -67,7 +103,7 @@ class PackedBatch:
             else:
                 at = self._offsets[leaf.axis]
                 leaves.append(array[at[index] : at[index + 1]])
-        return self.spec.flattener.unflatten(leaves)
+        return leaves
 
     def __iter__(self) -> Iterator[Any]:
         return (self.row(i) for i in range(len(self)))

@@ -17,6 +17,7 @@ import numpy as np
 import optree
 
 from ..base.errors import SpecError
+from ..base.plural import counted
 from . import structure
 from .dtypes import dtype_to_json
 from .leaf import MAX_NDIM, LeafSpec
@@ -195,6 +196,10 @@ class ChunkSpec(Spec):
     def to_json(self) -> dict[str, Any]:
         """Return the description of the chunks as `Spec.to_json` does, with that of the samples under the key "records"."""
         return {**super().to_json(), "records": self.records.to_json()}
+
+    def counted(self, number: int) -> str:
+        """`2 chunks (1 KiB each) of samples`: a connection does not know how many samples its chunks are."""
+        return f"{counted(number, 'chunk')} ({CHUNK_BYTES // 1024} KiB each) of samples"
 
     @property
     def declared(self) -> tuple[tuple[LeafSpec, ...], Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import optree
 
 from ..base.errors import NotAnArrayError, SpecError
+from ..base.plural import counted
 from . import device, structure
 from .arrays import as_array
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
@@ -141,6 +142,10 @@ class Spec:
     def check(self, sample: Any) -> None:
         """Raise SpecError that names the first leaf of `sample` that does not fit."""
         self.flattener.check(sample)
+
+    def counted(self, number: int) -> str:
+        """`1 sample`, `2 samples`: so many of what a connection with this spec carries, for messages to people."""
+        return counted(number, "sample")
 
     def difference(self, other: Spec, here: str = "here", there: str = "there") -> str | None:
         """Return how `other` differs, in one sentence with both sides' values; None if it does not.

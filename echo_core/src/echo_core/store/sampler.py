@@ -188,6 +188,15 @@ class Sampler(ABC):
             ValueError: an array is missing, superfluous or inconsistent; names it.
         """
 
+    def moved(self, state: Mapping[str, np.ndarray[Any, Any]], rows: Keys) -> dict[str, np.ndarray[Any, Any]]:
+        """Return a `state()` in which each key k is `rows[k]`, for a table whose items get other rows, because a checkpoint is restored into another
+        capacity. Changes nothing. The new keys are below the `capacity` of this sampler. Only replay samplers need it.
+
+        Raises:
+            ValueError: this sampler cannot do that, which is the answer of one that does not override this method.
+        """
+        raise ValueError(f"{type(self).__name__} does not know how its state moves to other rows, as it has no moved(); restore into the same capacity")
+
     def victims(self, n: int) -> Keys:
         """Return the n keys that a full table gives up first, least valuable first. Changes nothing.
 

@@ -168,7 +168,8 @@ cdef class Storage:
     def look(self, most):
         """Copy up to `most` of the newest samples for an observer, and take nothing: `(n, [bytes of each leaf], keys)`, oldest sample first.
 
-        keys: a list of the samples' keys; None if it gives no keys.
+        keys: a list of the samples' keys; None if it gives no keys. A table of samples of varying length puts their lengths before the leaves,
+            int32 of shape (n, axes).
         """
         return 0, [], None
 

@@ -30,7 +30,6 @@ from echo_core.base.errors import (
     NoThreadError,
     ProtocolError,
 )
-from echo_core.base.plural import counted
 from echo_core.base.returned import returned
 from echo_core.base.transport_options import ConnectOptions
 from echo_core.base.waiting import CLOSE_LOG_AFTER, Wait, logged_after
@@ -241,7 +240,7 @@ class Uplink:
     def learner(self) -> str:
         """A description of the learner and of the link to it, for messages."""
         now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
-        return f"the learner at {self.address} ({counted(self.under_way(), 'sample')} unacknowledged{now})"
+        return f"the learner at {self.address} ({self.spec.counted(self.under_way())} unacknowledged{now})"
 
     def advice(self) -> str:
         """The advice of a message about a wait that has failed."""
@@ -316,13 +315,13 @@ class Uplink:
         finally:
             missing = self.under_way()
             if not told and missing:  # Ctrl-C
-                self._untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
+                self._untold = ConnectionClosedError(f"closed with {self.spec.counted(missing)} not acknowledged: close() was interrupted")
         if isinstance(why, JobEnded):
             if not end_is_told:
                 raise why
         elif why is not None:
             kind = EchoTimeoutError if isinstance(why, EchoTimeoutError) else ConnectionClosedError
-            raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {why}") from why
+            raise kind(f"closed with {self.spec.counted(missing)} not acknowledged: {why}") from why
 
     def _say_goodbye(self, seconds: float) -> None:
         """BYE, and let the learner hang up first, so that it reads everything. Lock held."""
@@ -369,7 +368,7 @@ class Uplink:
         """The learner has said that it does not come back."""
         with self.gate.lock:
             missing = self.under_way()
-        self.end(JobEnded.at(self.address, missing))
+        self.end(JobEnded.at(self.address, missing, self.spec.counted(missing)))
 
     def _broken(self, error: ProtocolError) -> None:
         """The learner has broken the protocol. Ends the session if it would do so again; otherwise bytes may have been damaged on their way."""

@@ -40,6 +40,7 @@ from ..steps.step_table import StepTable
 from ..tables.records.record_table import RecordTable
 from . import table_snapshot
 from .files import Output, locked
+from .other_capacity import fitted
 from .step_checkpoint import identity, read_steps, save_steps
 
 if TYPE_CHECKING:
@@ -316,6 +317,16 @@ def _identity(table: ReplayTable) -> dict[str, Any]:
     }
 
 
+def _of_any_capacity(identity: dict[str, Any]) -> dict[str, Any]:
+    """The identity of a table whose items go into one of another capacity, too."""
+    made = {what: value for what, value in identity.items() if what != "capacity"}
+    for part in ("sampler", "remover"):
+        if made.get(part) is not None:
+            name, options = made[part]
+            made[part] = [name, {option: value for option, value in options.items() if option != "capacity"}]
+    return made
+
+
 def _plugin(sampler: Any) -> list[Any]:
     options = dataclasses.asdict(sampler.options) if dataclasses.is_dataclass(type(sampler.options)) else {}
     return [type(sampler).__name__, json.loads(json.dumps(options, default=repr))]
@@ -325,7 +336,10 @@ def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Non
     mine, theirs = _identity(table), described.get("identity")
     if not isinstance(theirs, dict):
         raise CheckpointError(f"{folder / 'manifest.json'} does not say what table {table.name!r} is; take an older checkpoint")
-    for what, value in json.loads(json.dumps(mine)).items():
+    mine = json.loads(json.dumps(mine))
+    if isinstance(table, RecordTable):
+        mine, theirs = _of_any_capacity(mine), _of_any_capacity(theirs)
+    for what, value in mine.items():
         if theirs.get(what) == value:
             continue
         if what == "spec":
@@ -398,7 +412,12 @@ def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
             snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
         leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.rows_spec.leaves))]
         stored = _load_array(folder, files, "stored")
-        _check(table, snapshot, stored, leaves)
+        saved = described["identity"]["capacity"]
+        if type(saved) is not int or not 1 <= saved < 1 << 31:
+            raise ValueError(f"the capacity is {saved!r}")
+        _check(table, snapshot, stored, leaves, saved)
+        if saved != table.capacity:
+            snapshot, stored = fitted(table, snapshot, stored, saved)
         table_snapshot.check(table, snapshot)
         if isinstance(table, RecordTable):
             lengths, data = (_load_array(folder, files, f"records/{column}") for column in ("lengths", "bytes"))
@@ -424,9 +443,9 @@ def _naming(folder: Path, table: ReplayTable) -> Iterator[None]:
         raise CheckpointError(f"{manifest} does not describe table {table.name!r} ({error!r}); take an older checkpoint") from error
 
 
-def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, leaves: list[np.ndarray]) -> None:
-    """Raise ValueError unless the data fits the table: a checksum detects accidents, but not what somebody changed on purpose."""
-    rows, loaned, capacity = snapshot["rows"], snapshot["loaned"], table.capacity
+def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, leaves: list[np.ndarray], capacity: int) -> None:
+    """Raise ValueError unless the data fits a table of this capacity: a checksum detects accidents, but not what somebody changed on purpose."""
+    rows, loaned = snapshot["rows"], snapshot["loaned"]
     lists = [("rows", rows, rows.size), ("stored", stored, stored.size), ("loaned", loaned, loaned.size)]
     for name, array, size in lists + [(name, snapshot[name], capacity) for name in ("generations", "high", "times")]:
         if array.dtype != np.uint32 or array.shape != (size,):

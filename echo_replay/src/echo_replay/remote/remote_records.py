@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import optree
 
-from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
+from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError, SpecError
 from echo_core.base.memory.recycled import empty
 from echo_core.base.waiting import Wait
+from echo_core.spec.packed import PackedBatch, offsets_of
+from echo_core.spec.pytree.ragged_flattener import RaggedFlattener
 from echo_core.spec.ragged import ChunkSpec, RaggedSpec
-from echo_core.store.sampler import Keys
-from echo_core.wire.blobs import MAX_BYTES, MOST_BYTES, fill
+from echo_core.store.sampler import Keys, check_keys, check_priorities
+from echo_core.wire.blobs import MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, split
 
 from ..tables.records.record_sample import RecordSample
 from ..tables.records.record_table import MOST_UNITS_ITEMS
@@ -89,7 +90,7 @@ class RemoteRecordTable(RemoteTable):
                 fill(memoryview(blob)[head:], arrays)
                 return self._made(columns, arrays, figures)
             try:
-                self._fetch(asked.number, arrays, wait)
+                self._fetch("sample", asked.number, arrays, wait)
             except ConnectionClosedError as error:
                 if isinstance(error, FINAL) or not comes_back or not wait.left():
                     raise
@@ -98,9 +99,9 @@ class RemoteRecordTable(RemoteTable):
                 continue
             return self._made(columns, arrays, figures)
 
-    def _announced(self, wanted: dict[str, Any], figures: dict[str, Any], blob: Buffer) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+    def _announced(self, wanted: dict[str, Any], figures: dict[str, Any], blob: Buffer, peeked: bool = False) -> tuple[list[np.ndarray], list[np.ndarray], int]:
         """The columns of a batch, empty arrays for its packed leaves, and the bytes of the columns. All that the server says about the size is
-        checked before anything is allocated.
+        checked before anything is allocated. A batch that was looked up (`peeked`) says which items are there; a drawn one has keys and so on.
 
         Raises:
             ProtocolError: it cannot be true.
@@ -108,7 +109,7 @@ class RemoteRecordTable(RemoteTable):
         records, n = self.records, figures.get("items")
         if type(n) is not int or not 1 <= n <= MOST_UNITS_ITEMS or n != wanted.get("n", n) or type(figures.get("whole")) is not bool:
             raise ProtocolError(f"the server announces a batch of {n!r} items, and {wanted} was asked for; install the same echo-core at both ends")
-        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, (n,)), (np.float64, (n,))]
+        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.bool_, (n,))] if peeked else [(np.uint64, (n,)), (np.float64, (n,))]
         shapes += [(np.uint64, (n,))] if figures.get("versions") else []
         shapes.append((np.int32, (n, len(records.axes))))
         head = sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for dtype, shape in shapes)
@@ -130,8 +131,8 @@ class RemoteRecordTable(RemoteTable):
         arrays = [empty((n if leaf.axis < 0 else totals[leaf.axis], *leaf.shape), leaf.dtype) for leaf in records.leaves]
         return columns, arrays, head
 
-    def _fetch(self, number: int, arrays: list[np.ndarray], wait: Wait) -> None:
-        """Fill the packed leaves with the parts of a batch that is drawn already. Two parts are on the way at a time."""
+    def _fetch(self, caller: str, number: int, arrays: list[np.ndarray], wait: Wait) -> None:
+        """Fill the packed leaves with the parts of a batch that the server keeps. Two parts are on the way at a time."""
         views = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
         size = sum(view.size for view in views)
         starts = iter(range(0, size, MAX_BYTES))
@@ -140,10 +141,11 @@ class RemoteRecordTable(RemoteTable):
             start = next(starts, None)
             return [] if start is None else [(start, self._send("sample", 1, batch=number, start=start, bytes=min(MAX_BYTES, size - start)))]
 
+        reconnects = self._requests.reconnects()
         under_way, which, at = ask() + ask(), 0, 0
         while under_way:
             start, pending = under_way.pop(0)
-            late = f"sample() received only {start:,} of {size:,} bytes in time; draw fewer, or wait longer (timeout=)"
+            late = f"{caller}() received only {start:,} of {size:,} bytes in time; ask for fewer, or wait longer (timeout=)"
             if not wait.left():
                 raise EchoTimeoutError(late)
             try:
@@ -151,7 +153,9 @@ class RemoteRecordTable(RemoteTable):
             except EchoTimeoutError as error:
                 raise EchoTimeoutError(late) from error
             if body.get("gone"):
-                raise EchoError("the server has dropped the rest of this batch; draw such large batches in fewer threads")
+                if self._requests.reconnects() != reconnects:
+                    raise ConnectionClosedError(f"{caller}() received a part of its batch, and the connection was lost")
+                raise EchoError(f"{caller}(): the server has dropped the rest of this batch; ask for such large batches in fewer threads")
             data = np.frombuffer(blob, np.uint8)
             if data.size != min(MAX_BYTES, size - start):
                 raise ProtocolError(f"a part of a batch has {data.size} bytes instead of {min(MAX_BYTES, size - start)}")
@@ -179,12 +183,84 @@ class RemoteRecordTable(RemoteTable):
             beta=float(figures["beta"]),
             lag_weight=float(figures.get("lag_weight", 1)),
         )
-        offsets = [np.concatenate([[0], np.cumsum(each)]).astype(np.int32) for each in lengths.T]
-        return RecordSample(self.records, arrays, offsets, info, DrawnColumns(keys, probabilities, weights_of(probabilities, info)))
+        return RecordSample(self.records, arrays, offsets_of(lengths), info, DrawnColumns(keys, probabilities, weights_of(probabilities, info)))
 
-    def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
-        """Raises ConfigError: samples of varying length are sent."""
-        raise ConfigError("a table of samples of varying length has no insert() from a client; use send() or send_batch()")
+    def peek(self, keys: Any, timeout: float | None = None) -> tuple[RecordSample, np.ndarray]:
+        """Like `RecordTable.peek`: a packed batch of items by key, and which of them exist (bool). The others have length 0, and zeros in their
+        other leaves. Items that arrive in different messages may be from different moments."""
+        checked = check_keys(keys)
+        if checked.size == 0:
+            raise ValueError("peek() needs at least one key")
+        # The server reserves memory for the longest samples. Usually they are shorter, so that the answer is one message nevertheless.
+        step = min(MAX_KEYS, max(1, 4 * MAX_BYTES // self.records.max_record_bytes))
+        wait = Wait(self._seconds(timeout))
+        parts, found = [], []
+        for start in range(0, checked.size, step):
+            packed, here = self._peeked(checked[start : start + step], wait)
+            parts.append(packed)
+            found.append(here)
+        whole = parts[0] if len(parts) == 1 else PackedBatch.joined(parts)
+        return RecordSample(self.records, whole.arrays, list(whole.offsets.values())), np.concatenate(found)
+
+    def _peeked(self, keys: Keys, wait: Wait) -> tuple[PackedBatch, np.ndarray]:
+        number = next(asking_again.numbers)
+        while True:
+            figures, blob = self._ask("peek", len(keys), join(keys), wait.left(), batch=number)
+            (here, lengths), arrays, head = self._announced({"n": len(keys)}, figures, blob, peeked=True)
+            if figures["whole"]:
+                fill(memoryview(blob)[head:], arrays)
+            else:
+                try:
+                    self._fetch("peek", number, arrays, wait)
+                except ConnectionClosedError as error:
+                    if isinstance(error, FINAL) or not wait.left():
+                        raise
+                    continue  # the server has dropped what it kept for the lost connection
+            return PackedBatch(self.records, arrays, offsets_of(lengths)), here
+
+    def insert(self, samples: Sequence[Any], priorities: Any = None, timeout: float | None = None) -> Keys:
+        """Insert a list of samples, and return their keys, uint64 of shape (N,). See `RemoteTable.insert`. For many samples in a row,
+        `send_batch` is faster."""
+        if not isinstance(samples, (list, tuple)):
+            raise SpecError(f"insert() takes a list of samples where they vary in length, not one {type(samples).__name__}: insert([one, two, ...])")
+        fit, leaves = RaggedFlattener(self.records), []
+        for i, sample in enumerate(samples):
+            try:
+                leaves.append(fit.flatten(sample))
+            except SpecError as error:
+                raise SpecError(f"sample {i} of the batch: {error}") from error
+        values = None if priorities is None else check_priorities(priorities, np.arange(len(leaves), dtype=np.uint64), what="sample")
+        keys, start = [np.empty(0, np.uint64)], 0
+        wait = Wait(self._seconds(timeout))
+        while start < len(leaves):
+            end, size = start, 0
+            while end < len(leaves) and end - start < MAX_KEYS and (end == start or size + self._carried(leaves[end]) <= MAX_BYTES):
+                size += self._carried(leaves[end])
+                end += 1
+            try:
+                keys.append(self._inserted(leaves[start:end], None if values is None else values[start:end], wait.left()))
+            except EchoTimeoutError as error:
+                error.inserted = start
+                raise
+            except EchoError as error:
+                if start:
+                    raise type(error)(f"{start} of {len(leaves)} were inserted; among the others, counted from the first of them: {error}") from error
+                raise
+            start = end
+        return np.concatenate(keys)
+
+    def _carried(self, leaves: list[np.ndarray]) -> int:
+        """Bytes of one sample in the message of an insert, with its priority and lengths."""
+        return sum(leaf.nbytes for leaf in leaves) + 8 + 4 * len(self.records.axes)
+
+    def _inserted(self, samples: list[list[np.ndarray]], values: np.ndarray | None, timeout: float) -> Keys:
+        """Insert samples in one message; returns their keys."""
+        first = [next(i for i, leaf in enumerate(self.records.leaves) if leaf.axis == axis) for axis in range(len(self.records.axes))]
+        lengths = np.array([[len(leaves[i]) for i in first] for leaves in samples], np.int32)
+        blob = join(*([] if values is None else [values]), lengths, *(array for column in zip(*samples) for array in column))
+        body = {"n": len(samples), **self._named(), "priorities": values is not None}
+        answer = Turn(self._requests, "insert", body, blob, timeout).wait()
+        return split(answer[1], (np.uint64, (len(samples),)))[0]
 
     def update_items(self, keys: Any, leaves: Mapping[str, Any], timeout: float | None = None) -> np.ndarray:
         """Raises ConfigError: records have different lengths, so that no leaf can be overwritten in place."""
@@ -230,17 +306,8 @@ class PendingRecords:
 
 def joined(samples: Sequence[RecordSample], info: Any, keys: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> RecordSample:
     """One batch of the items of several, in this order. The packed leaves are copied once."""
-    spec = samples[0].packed.spec
-    columns = DrawnColumns(keys, probabilities, weights)
-    leaves = [optree.tree_leaves(sample.batch, namespace=spec.namespace) for sample in samples]
-    arrays = leaves[0] if len(samples) == 1 else [np.concatenate(parts) for parts in zip(*leaves)]
-    offsets = []
-    for axis in spec.axes:
-        lengths = np.concatenate([sample.lengths[axis] for sample in samples])
-        offsets.append(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
-    if any(int(each[-1]) >= 1 << 31 for each in offsets):
-        raise ValueError("the batch has more rows than an int32 can count; draw fewer items")
-    return RecordSample(spec, arrays, [each.astype(np.int32) for each in offsets], info, columns)
+    whole = samples[0].packed if len(samples) == 1 else PackedBatch.joined([sample.packed for sample in samples])
+    return RecordSample(whole.spec, whole.arrays, list(whole.offsets.values()), info, DrawnColumns(keys, probabilities, weights))
 
 
 def check_count(n: Any) -> None:

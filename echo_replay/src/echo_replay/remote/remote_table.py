@@ -86,6 +86,7 @@ class Drawing:
     turn: Turn | None = None  # the first request, if it was sent before anybody waits
     memory: BatchMemory | None = None  # of a larger batch that this one is a part of
     comes_back: bool = True  # False: a lost connection is an error at once
+    reconnects: int = 0  # of the connection when the first answer had come
 
     def begin(self) -> None:
         """The first request is about to be sent. It keeps its number if it is sent again."""
@@ -340,7 +341,13 @@ class RemoteTable:
             turn = self._turn(drawing, timeout)
         answer = turn.wait(drawing.comes_back)
         drawing.lost = False
+        self._has_come(drawing)
         return answer
+
+    def _has_come(self, drawing: Drawing) -> None:
+        """The first answer of a batch is here. Only a batch in parts needs to know whether the connection is lost afterwards."""
+        if drawing.n > drawing.step:
+            drawing.reconnects = self._requests.reconnects()
 
     def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
         """The answer with the items from `start` on, of a batch that is already drawn."""
@@ -355,6 +362,8 @@ class RemoteTable:
         except EchoTimeoutError as error:
             raise EchoTimeoutError(too_late) from error
         if answer[0].get("gone"):
+            if self._requests.reconnects() != drawing.reconnects:
+                raise ConnectionClosedError("sample() received a part of its batch, and the connection was lost")
             raise EchoError(f"the server has dropped the rest of this batch of {drawing.n}; draw such large batches in fewer threads")
         return answer
 
@@ -378,6 +387,7 @@ class RemoteTable:
                     if (drawing := drawings[0]).asked:
                         try:
                             drawing.first = drawing.asked.popleft()(patience(timeout))
+                            self._has_come(drawing)
                         except ConnectionClosedError as error:
                             if isinstance(error, FINAL):
                                 raise

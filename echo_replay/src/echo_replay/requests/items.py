@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from echo_core.wire.blobs import MAX_KEYS, join, max_rows, pieces, split
 
 from ..steps.step_table import StepTable
 from ..tables.records.record_table import RecordTable
+from .record_items import peek_records, samples_of
 from .waiting_line import Want
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ def _samples(table: ReplayTable) -> ReplayTable:
     """The table, whose items must be samples themselves (not items over steps)."""
     if isinstance(table, StepTable):
         raise EchoError(f"table {table.name!r} stores steps; give the client Steps(example) and use send()")
-    if isinstance(table, RecordTable):
-        raise EchoError(f"table {table.name!r} stores samples of varying length: clients send and draw them, and look none up by key")
     return table
 
 
@@ -59,32 +59,48 @@ def insert(of: TableState, server: ServerState, peer: Peer, body: dict[str, Any]
     "again" means that the client lost the connection by which it had sent this request, and does not know whether it was carried out.
     """
     table = _samples(of.table)
-    n = count_of(body, max_rows(table.spec))
-    shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
-    given = [(np.float64, (n,))] if body.get("priorities") else []
-    arrays = split(blob, *given, *shapes)
-    priorities = arrays.pop(0) if given else None
+    if isinstance(table, RecordTable):
+        n = count_of(body, MAX_KEYS)
+        samples, priorities = samples_of(table.records, n, bool(body.get("priorities")), blob)
+
+        def rest(done: int) -> Any:
+            return samples[done:]
+
+    else:
+        n = count_of(body, max_rows(table.spec))
+        shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
+        given = [(np.float64, (n,))] if body.get("priorities") else []
+        arrays = split(blob, *given, *shapes)
+        priorities = arrays.pop(0) if given else None
+        unflatten = table.spec.flattener.unflatten
+
+        def rest(done: int) -> Any:
+            return unflatten([array[done:] for array in arrays])
+
     number = body.get("number")
     if body.get("again") and (done := of.carried_out.by(peer, number)):
         return {"carried_out": done}, b""
-    return of.lines.ask(of.lines.inserts, peer, body, _Insert(of.carried_out, peer, number, table, n, arrays, priorities))
+    return of.lines.ask(of.lines.inserts, peer, body, _Insert(of.carried_out, peer, number, table, n, rest, priorities))
 
 
 class _Insert(Want):
-    """Items that a client inserts. If there is room for some of them, the others go on waiting."""
+    """Items that a client inserts. If there is room for some of them, the others go on waiting.
+
+    Args:
+        rest: returns the samples but for the first ones, whose number it is given.
+    """
 
     def __init__(
-        self, carried_out: CarriedOut, peer: Peer, number: object, table: ReplayTable, n: int, arrays: list[np.ndarray], priorities: np.ndarray | None
+        self, carried_out: CarriedOut, peer: Peer, number: object, table: ReplayTable, n: int, rest: Callable[[int], Any], priorities: np.ndarray | None
     ) -> None:
         self._carried_out, self._peer, self._number = carried_out, peer, number
-        self._table, self._n, self._arrays, self._priorities = table, n, arrays, priorities
+        self._table, self._n, self._rest, self._priorities = table, n, rest, priorities
         self._keys: list[np.ndarray] = []
         self._done = 0
 
     def attempt(self) -> Answer | None:
-        samples = self._table.spec.flattener.unflatten([array[self._done :] for array in self._arrays])
         try:
-            keys = self._table.submit_batch(samples, 0, None if self._priorities is None else self._priorities[self._done :])
+            keys = self._table.submit_batch(self._rest(self._done), 0, None if self._priorities is None else self._priorities[self._done :])
         except EchoTimeoutError as error:
             if error.inserted:
                 self._add(error.keys)
@@ -120,6 +136,8 @@ def peek(of: TableState, server: ServerState, peer: Peer, body: dict[str, Any], 
     import optree
 
     table = _samples(of.table)
+    if isinstance(table, RecordTable):
+        return peek_records(table, server, peer, body, blob)
     n = count_of(body, max_rows(table.spec))
     batch, here = table.peek(split(blob, (np.uint64, (n,)))[0])
     return {}, pieces(here, *optree.tree_leaves(batch, namespace=table.spec.namespace))
@@ -127,6 +145,8 @@ def peek(of: TableState, server: ServerState, peer: Peer, body: dict[str, Any], 
 
 def update_items(of: TableState, server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     table = _samples(of.table)
+    if isinstance(table, RecordTable):
+        raise EchoError(f"table {table.name!r} stores samples of varying length, which cannot be overwritten in place: insert the changed sample")
     n = count_of(body, MAX_KEYS)
     known = {leaf.path: leaf for leaf in table.spec.leaves}
     paths = body.get("leaves")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +11,13 @@ import numpy as np
 import pytest
 
 import echo_core
-from echo_core.base.errors import SpecError
+from echo_core.base.errors import ConnectionClosedError, EchoTimeoutError, SpecError
+from echo_core.client.leftovers import Leftover
 from echo_core.spec.ragged_leaf import Ragged
 
-from ..rig import PATIENCE, Rig
+from .. import workers
+from ..processes import until
+from ..rig import PATIENCE, Rig, hear
 from . import carrier
 
 Needs = Callable[[str], None]
@@ -42,13 +47,27 @@ def check(sample: Any, expected: list[dict[str, Any]]) -> None:
             np.testing.assert_array_equal(row[name], one[name])
 
 
+def record_table(**options: Any) -> echo_core.Table:
+    return echo_core.Table("records", EXAMPLE, capacity=1000, max_bytes=64 << 20, sampler="fifo", rate_limiter=echo_core.Queue(1000), **options)
+
+
+def check_left(left: Leftover, first: int, end: int) -> None:
+    """Fail unless these are the records from number `first` to before `end`, with their labels."""
+    assert [int(one["number"]) for one in left.samples] == list(range(first, end)) and len(left) == end - first
+    assert left.priorities is not None and left.policy_versions is not None
+    np.testing.assert_array_equal(left.priorities, [float(n) if n % 2 else np.nan for n in range(first, end)])
+    assert left.policy_versions.tolist() == [n if n % 2 else -1 for n in range(first, end)]
+    for number, one in zip(range(first, end), left.samples):
+        for name, array in record(number, LENGTHS[number % 10]).items():
+            np.testing.assert_array_equal(one[name], array)
+
+
 @carrier
 class RecordClauses:
     """The table of these clauses is a queue."""
 
     def _queue(self, rig: Rig, batch_size: int, **options: Any) -> Any:
-        table = echo_core.Table("records", EXAMPLE, capacity=1000, max_bytes=64 << 20, sampler="fifo", rate_limiter=echo_core.Queue(1000), **options)
-        return rig.server(tables=[table], batch_size=batch_size)
+        return rig.server(tables=[record_table(**options)], batch_size=batch_size)
 
     def test_records_of_every_length_arrive_whole_and_in_order(self, rig: Rig) -> None:
         server = self._queue(rig, 22)
@@ -128,3 +147,103 @@ class RecordClauses:
             seen += sample.batch["number"].tolist()
         assert len(set(seen)) == 40
         assert server.stats()["table/records/inserts"] == 40
+
+    @pytest.mark.parametrize("lends", [True, False])
+    def test_a_link_that_is_lost_between_the_parts_of_a_drawn_batch(self, rig: Rig, needs: Needs, lends: bool) -> None:
+        """A queue that lends gives the same items again. The items of one that does not are gone, and the error says so."""
+        needs("severable")
+        server = self._queue(rig, 1, **({"lease_timeout": 600.0} if lends else {}))
+        client = rig.client(server, EXAMPLE)
+        sent = [record(i, MOST) for i in range(5)]  # 4 MB, in several messages
+        client.send_batch(sent)
+        client.wait(PATIENCE)
+        table, parts = client.table(), []
+        send = table._send
+
+        def cutting(op: str, n: int, **body: Any) -> Any:
+            parts.append(body["start"])
+            if len(parts) == 3:
+                self.sever(server, client, False)
+                until(lambda: client.stats()["reconnects"] > 0 or not client.stats()["connected"], "the client has noticed it")
+            return send(op, n, **body)
+
+        table._send = cutting  # type: ignore[method-assign]
+        if lends:
+            drawn = table.sample(5, PATIENCE)
+            assert sorted(drawn.batch["number"].tolist()) == [0, 1, 2, 3, 4] and parts.count(0) == 2
+            for i, number in enumerate(drawn.batch["number"].tolist()):
+                np.testing.assert_array_equal(drawn.row(i)["tokens"], sent[number]["tokens"])
+            assert table.ack(drawn.keys, PATIENCE) == 5
+        else:
+            with pytest.raises(ConnectionClosedError, match="was carried out"):
+                table.sample(5, PATIENCE)
+        client.send(record(7, 20))
+        check(client.sample(1, PATIENCE), [record(7, 20)])
+
+    def test_items_are_looked_up_and_inserted_over_a_link_that_is_cut(self, rig: Rig, needs: Needs) -> None:
+        needs("severable")
+        server = self._queue(rig, 1)
+        client = rig.client(server, EXAMPLE)
+        table = client.table()
+        keys = table.insert(records(0, 11), timeout=PATIENCE)
+        self.sever(server, client, True)
+        found, here = table.peek(keys, PATIENCE)
+        assert here.all()
+        check(found, records(0, 11))
+        assert len(server.table()) == 11
+
+    def test_records_that_were_not_delivered_are_handed_out_and_sent_again(self, rig: Rig) -> None:
+        server = self._queue(rig, 1)
+        client = rig.client(server, EXAMPLE, timeout=PATIENCE)
+        client.send(record(0, 5))
+        client.wait()
+        server.close(timeout=1, restarting=True)
+        until(lambda: not client.stats()["connected"], "the client has noticed it")
+        for number in range(12):
+            labels = {"priority": float(number), "policy_version": number} if number % 2 else {}
+            client.send(record(number, LENGTHS[number % 10]), **labels)
+        (left,) = client.close(leftovers=True)
+        assert (left.table, left.cut) == (None, 0)
+        check_left(left, 0, 12)
+        (same,) = client.close(leftovers=True)
+        check_left(same, 0, 12)
+        server = rig.server(tables=[record_table(policy_versions=True)], batch_size=12)
+        again = rig.client(server, EXAMPLE)
+        again.policy_version = 50  # it does not make these samples
+        again.send_again(left)
+        again.wait()
+        check(server.sample(PATIENCE), [record(number, LENGTHS[number % 10]) for number in range(12)])
+
+    def test_errors_call_chunks_chunks(self, rig: Rig) -> None:
+        server = self._queue(rig, 1)
+        client = rig.client(server, EXAMPLE, timeout=PATIENCE)
+        client.send(record(0, 5))
+        client.wait()
+        server.close(timeout=1, restarting=True)
+        until(lambda: not client.stats()["connected"], "the client has noticed it")
+        client.send(record(1, 300))
+        with pytest.raises((ConnectionClosedError, EchoTimeoutError), match=r"2 chunks \(1 KiB each\) of samples not acknowledged"):
+            client.close(0)
+
+    def test_a_learner_that_is_killed_leaves_every_record_but_one_that_it_has_in_part(self, rig: Rig) -> None:
+        heard, saying = rig.pipe()
+        learner = rig.spawn(workers.keep_records, str(rig.place()), saying, self.listen_options())  # type: ignore[attr-defined]
+        client = rig.client(hear(heard), EXAMPLE, timeout=PATIENCE)
+        client.send(record(0, 5), policy_version=0)
+        client.wait()
+        count = 40
+        for number in range(1, count):
+            labels = {"priority": float(number), "policy_version": number} if number % 2 else {}
+            client.send(record(number, LENGTHS[number % 10]), **labels)
+            if number == 30:
+                os.kill(learner.pid or 0, signal.SIGKILL)  # in the middle of them
+        learner.join(PATIENCE)
+        until(lambda: not client.stats()["connected"], "the client has noticed it")
+        (left,) = client.close(leftovers=True)
+        acknowledged = client.stats()["acknowledged"]
+        assert left.cut in (0, 1) and acknowledged + left.cut + len(left) == count
+        check_left(left, acknowledged + left.cut, count)
+        server = rig.server(tables=[record_table()], batch_size=len(left))
+        again = rig.client(server, EXAMPLE)
+        again.send_again(left)
+        check(server.sample(PATIENCE), left.samples)

@@ -73,9 +73,9 @@ def render(look: Look) -> object:
         lines = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
         for name in ("leaf", "dtype", "shape", "values"):
             lines.add_column(name, overflow="fold")
-        for leaf, stacked in zip(look.spec.leaves, look.leaves):
-            shape = "x".join(map(str, leaf.shape)) or "-"
-            lines.add_row(escape(escaped(leaf.path or ".")), str(leaf.dtype), shape, escape(values(stacked[i, ...])))
+        for leaf, array in zip(look.spec.leaves, look.rows[i]):
+            shape = "x".join(map(str, array.shape)) or "-"
+            lines.add_row(escape(escaped(leaf.path or ".")), str(leaf.dtype), shape, escape(values(array)))
         parts += [Text(title + (", the newest" if i + 1 == len(look.samples) else ""), style="bold"), lines, Text()]
     return Group(*parts)
 

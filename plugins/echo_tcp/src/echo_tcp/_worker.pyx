@@ -392,13 +392,13 @@ cdef class Worker:
         finally:
             missing = self.engine.stats().appended - self.engine.stats().acked
             if not told and missing:  # Ctrl-C
-                self.untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
+                self.untold = ConnectionClosedError(f"closed with {self.spec.counted(missing)} not acknowledged: close() was interrupted")
         if isinstance(error, JobEnded):
             if not end_is_told:
                 raise error
         elif error is not None:
             kind = EchoTimeoutError if isinstance(error, EchoTimeoutError) else ConnectionClosedError
-            raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {error}") from error
+            raise kind(f"closed with {self.spec.counted(missing)} not acknowledged: {error}") from error
 
     @property
     def is_closed(self):
@@ -465,7 +465,8 @@ cdef class Worker:
             return ClosedError(f"worker {self.name!r}: the connection to {self.address} is closed")
         if self.engine.job_ended():
             self.end_is_told = True
-            return JobEnded.at(self.address, self.engine.stats().appended - self.engine.stats().acked)
+            missing = self.engine.stats().appended - self.engine.stats().acked
+            return JobEnded.at(self.address, missing, self.spec.counted(missing))
         if self.engine.broken_format():
             return ProtocolError(f"{self.address} is no usable learner: {self.why()}")
         return ConnectionClosedError(f"worker {self.name!r} lost {self.address}: {self.why()}")

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import EchoError, ProtocolError
+from ...spec.ragged import ChunkSpec
 from ...wire.protocol import MAX_CONTROL_BYTES
 from ..tap import ROOM
 from .operation import storage_of
@@ -22,7 +23,10 @@ MAX_LOOK_BYTES = 16 << 20  # the most that a learner copies within one sample(),
 
 
 def tap(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
-    """Operation "tap": `{"n", "table"}` requests a look; `{"tap", "at"}` requests more bytes of a look."""
+    """Operation "tap": `{"n", "table"}` requests a look; `{"tap", "at"}` requests more bytes of a look.
+
+    The bytes are those of each leaf in turn, with all samples in it. Where samples vary in length, the lengths come first, int32 of shape (n, axes).
+    """
     if "tap" in body:
         number, at = body["tap"], body.get("at")
         if type(number) is not int or type(at) is not int or at < 0:
@@ -44,6 +48,8 @@ def tap(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> t
 
 
 def _fitting(n: int, spec: Spec) -> int:
+    if isinstance(spec, ChunkSpec):  # how long the newest samples are is not known yet
+        return min(n, max(1, MAX_LOOK_BYTES // spec.records.max_record_bytes))
     if spec.sample_bytes > MAX_LOOK_BYTES:
         raise EchoError(f"one sample has {spec.sample_bytes:,} bytes, but a look has at most {MAX_LOOK_BYTES:,}")
     return min(n, MAX_LOOK_BYTES // max(1, spec.sample_bytes))
@@ -53,6 +59,8 @@ def _told(server: ServerState, spec: Spec, n: int, leaves: list[bytes], keys: li
     if n == 0:
         return {"wait": why}, b""
     data = b"".join(leaves)
+    if len(data) > MAX_LOOK_BYTES + ROOM:  # only samples of varying length are so large by surprise
+        raise EchoError(f"the newest sample has {len(data):,} bytes, but a look has at most {MAX_LOOK_BYTES:,}; draw it instead, or peek where the server is")
     body: dict[str, Any] = {"n": n, "bytes": len(data), "spec": spec.to_json()}
     if keys is not None:
         body["keys"] = keys

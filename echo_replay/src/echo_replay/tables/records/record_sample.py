@@ -14,28 +14,20 @@ from echo_core.spec.packed import PackedBatch
 if TYPE_CHECKING:
     from echo_core.spec.ragged import RaggedSpec
 
-__all__ = ["RecordSample"]
+__all__ = ["PackedSample", "RecordSample"]
 
 
-class RecordSample:
-    """A batch of samples of varying length; unpacks as `batch, info = server.sample()`.
+class PackedSample:
+    """Base of what has a `PackedBatch`, whose `batch`, `offsets`, `lengths`, `row` and `padded` are its own.
 
     Attributes:
-        packed: the `PackedBatch`. `batch`, `offsets`, `lengths`, `row` and `padded` are its own.
-        info, keys, probabilities, weights: as in `Sample`, of shape (n,). They are None in what `peek` returns.
-
-    The arrays are writable and belong to this batch alone. They are valid for as long as anything refers to them.
+        packed: the `PackedBatch`.
     """
 
-    __slots__ = ("_columns", "_lease", "info", "packed")
-    __match_args__ = ("batch", "info")
+    __slots__ = ("packed",)
 
-    def __init__(
-        self, spec: RaggedSpec, arrays: Sequence[npt.NDArray[Any]], offsets: Sequence[npt.NDArray[np.int32]], info: Any = None, lease: Any = None
-    ) -> None:
-        self.packed = PackedBatch(spec, arrays, offsets)
-        self.info, self._lease = info, lease
-        self._columns: dict[str, Any] | None = None
+    def __init__(self, packed: PackedBatch) -> None:
+        self.packed = packed
 
     @property
     def batch(self) -> Any:
@@ -59,6 +51,27 @@ class RecordSample:
     def padded(self, multiple: int = 64, fill: Any = 0) -> tuple[Any, dict[str, npt.NDArray[np.bool_]]]:
         """A copy in which all items have the same length: `(batch, masks)`. See `PackedBatch.padded`."""
         return self.packed.padded(multiple, fill)
+
+
+class RecordSample(PackedSample):
+    """A batch of samples of varying length; unpacks as `batch, info = server.sample()`.
+
+    Attributes:
+        packed: the `PackedBatch`. `batch`, `offsets`, `lengths`, `row` and `padded` are its own.
+        info, keys, probabilities, weights: as in `Sample`, of shape (n,). They are None in what `peek` returns.
+
+    The arrays are writable and belong to this batch alone. They are valid for as long as anything refers to them.
+    """
+
+    __slots__ = ("_columns", "_lease", "info")
+    __match_args__ = ("batch", "info")
+
+    def __init__(
+        self, spec: RaggedSpec, arrays: Sequence[npt.NDArray[Any]], offsets: Sequence[npt.NDArray[np.int32]], info: Any = None, lease: Any = None
+    ) -> None:
+        super().__init__(PackedBatch(spec, arrays, offsets))
+        self.info, self._lease = info, lease
+        self._columns: dict[str, Any] | None = None
 
     def _column(self, name: str) -> Any:
         if self._lease is None:

@@ -27,6 +27,7 @@ from echo_core.store.wait.patience cimport Patience
 from echo_core.base.errors import CheckpointError, ClosedError, ConfigError, EchoError, EchoTimeoutError, SpecError, UnknownTableError
 from echo_core.base.memory.promised import unpromised_memory
 from echo_core.base.plural import counted
+from echo_core.spec.packed import PackedBatch as PackedArrays  # PackedBatch is the native one here
 from echo_core.spec.spec import Spec
 from echo_replay.tables.records.record_sample import RecordSample
 from echo_core.store.sampler import check_keys, must_be_positive
@@ -143,9 +144,9 @@ cdef class RecordTable(ReplayTable):
             return UNLABELLED
         value = float(priority)
         if not 0 <= value < INFINITY:
-            raise ValueError(f"priority {priority!r} of a new item must be finite and not negative")
+            raise ValueError(f"priority {value!r} of a new item must be finite and not negative")
         if value == 0 and self.refuses_zero:
-            raise ValueError(must_be_positive(f"priority {priority!r} of a new item"))
+            raise ValueError(must_be_positive(f"priority {value!r} of a new item"))
         return np.float64(value).view(np.uint64)
 
     def _version(self, version):
@@ -406,7 +407,17 @@ cdef class RecordTable(ReplayTable):
             f"the old one by its key")
 
     def look(self, most):
-        raise EchoError(f"table {self.name!r} stores samples of varying length, which cannot be tapped; read them where the server is, by peek(newest(k))")
+        keys = self.newest(most)
+        if keys.size == 0:
+            return 0, [], []
+        found, here = self.peek(keys)
+        packed = found.packed
+        if not here.any():
+            return 0, [], []
+        if not here.all():
+            packed = PackedArrays.joined([packed[i:i + 1] for i in range(len(packed)) if here[i]])
+        lengths = np.stack(list(packed.lengths.values()), axis=1)
+        return len(packed), [lengths.tobytes(), *(array.tobytes() for array in packed.arrays)], keys[here].tolist()
 
     # ---- what removes items: writers may wait for their room -----------------------------------------------------------------------
 
