@@ -1,4 +1,4 @@
-"""An actor: it takes a ticket, makes the rollouts of its task with the policy that the ticket asks for, and sends them to the learner.
+"""An actor: it takes a ticket, makes the rollouts of its task with the policy that the ticket asks for, and sends them to the learner as one record.
 
 The order is what makes a rollout count exactly once although any process may die at any moment: the ticket is done only after the learner has
 acknowledged the result. An actor that dies before that gives its ticket back, by the end of its connection, and another actor gets it.
@@ -7,30 +7,42 @@ acknowledged the result. An actor that dies before that gives its ticket back, b
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from echo_core import Client, EchoTimeoutError, JobEnded
+from echo_rl.rollouts.records import result_example
 from echo_rl.rollouts.ticket_table import EXAMPLE, NAME, TicketTable
 from echo_rl.rollouts.tickets import Ticket
 
-if TYPE_CHECKING:
-    from echo_core import Weights
-
-__all__ = ["Collector", "Worked", "result_example", "run_actor"]
+__all__ = ["Collector", "Policy", "Worked", "run_actor"]
 
 _log = logging.getLogger("echo.rl")
+
+
+class Policy(Protocol):
+    """Published weights, such as ``echo_core.Weights``."""
+
+    @property
+    def params(self) -> Any:
+        """The pytree that the learner has published."""
+
+    @property
+    def version(self) -> int:
+        """The policy version."""
 
 
 class Collector(Protocol):
     """Makes rollouts."""
 
-    def collect(self, ticket: Ticket, weights: Weights) -> Any:
-        """Make all rollouts of a ticket with these weights, and return them as the pytree that the learner's example describes.
+    def collect(self, ticket: Ticket, policy: Policy, newer: Callable[[int], Policy | None]) -> Mapping[str, Any]:
+        """Make all rollouts of a ticket with this policy, and return them as the record that the learner's example describes.
 
-        Whatever it raises ends the actor, and the ticket goes to another one.
+        ``newer(version)`` returns a newer policy that has arrived meanwhile, or None. Whatever this raises ends the actor, and the ticket goes to
+        another one.
         """
 
 
@@ -49,17 +61,12 @@ class Worked:
     version: int = 0
 
 
-def result_example(rollouts: Any) -> dict[str, Any]:
-    """The example of the table of results: the rollouts of one ticket, its number, and the policy version that has made them."""
-    return {"number": np.int64(0), "version": np.int64(0), "rollouts": rollouts}
-
-
-def run_actor(address: Any, rollouts: Any, collector: Collector, *, table: str = "rollouts", timeout: float = 60.0, **options: Any) -> Worked:
+def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, table: str = "rollouts", timeout: float = 60.0, **options: Any) -> Worked:
     """Work until the learner ends the job.
 
     Args:
         address: the learner's address.
-        rollouts: an example of what ``collector`` returns.
+        leaves: the example of what ``collector`` returns.
         collector: makes the rollouts.
         table: the name of the table of results.
         timeout: after how many seconds without a ticket a line in the log says so, and the most seconds that weights, an acknowledgement or a new connection
@@ -71,7 +78,14 @@ def run_actor(address: Any, rollouts: Any, collector: Collector, *, table: str =
         What the collector raises.
     """
     worked = Worked()
-    with Client(address, result_example(rollouts), table=table, tables={NAME: EXAMPLE}, timeout=timeout, **options) as client:
+    with Client(address, result_example(leaves), table=table, tables={NAME: EXAMPLE}, timeout=timeout, **options) as client:
+
+        def newer(version: int) -> Policy | None:
+            try:
+                return client.weights(0.0, newer_than=version)
+            except EchoTimeoutError:
+                return None
+
         while True:
             try:
                 lent = TicketTable.take(client, timeout)
@@ -81,13 +95,13 @@ def run_actor(address: Any, rollouts: Any, collector: Collector, *, table: str =
             except JobEnded:
                 return worked
             try:
-                weights = client.weights(timeout, newer_than=lent.ticket.version - 1)
-                result = {"number": np.int64(lent.ticket.number), "version": np.int64(weights.version), "rollouts": collector.collect(lent.ticket, weights)}
-                client.send(result, timeout)
+                policy = client.weights(timeout, newer_than=lent.ticket.version - 1)
+                record = collector.collect(lent.ticket, policy, newer)
+                client.send({**record, "ticket": np.int64(lent.ticket.number), "version": np.int64(policy.version)}, timeout)
                 client.wait(timeout)
                 done = TicketTable.done(client, lent)
             except JobEnded:
                 return worked
             worked.tickets += 1
             worked.overtaken += not done
-            worked.version = weights.version
+            worked.version = policy.version
