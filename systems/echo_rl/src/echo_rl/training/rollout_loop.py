@@ -151,13 +151,18 @@ class RolloutLoop:
         if self._collector is None:
             TicketTable.offer(self._server, tickets)
 
-    def _late(self, timeout: float | None) -> str:
-        missing = self.tickets.missing()
+    def missing(self) -> str:
+        """What the next update waits for, in words; "" if nothing is missing."""
+        if not (missing := self.tickets.missing()):
+            return ""
         shown = ", ".join(str(ticket.number) for ticket in missing[:8]) + (" ..." if len(missing) > 8 else "")
         return (
-            f"no batch within {timeout} s: {self.tickets.arrived} of {self.tickets.batch} groups are there, and the results of tickets {shown} are missing "
-            f"(the oldest is of version {missing[0].version}, the policy has version {self.tickets.version}); {self.actors()}"
+            f"{self.tickets.arrived} of {self.tickets.batch} groups are there, and the results of tickets {shown} are missing "
+            f"(the oldest is of version {missing[0].version}, the policy has version {self.tickets.version})"
         )
+
+    def _late(self, timeout: float | None) -> str:
+        return f"no batch within {timeout} s: {self.missing()}; {self.actors()}"
 
     def actors(self) -> str:
         """How many actors are connected, and how many tickets they hold, in words."""
