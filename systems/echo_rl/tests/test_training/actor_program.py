@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,12 @@ ROLLOUTS = {"task": np.int64(0), "weight": Ragged(np.float32, (3,), "row", 16)}
 
 
 class Collector:
-    def collect(self, ticket: Ticket, policy: Any, newer: Any) -> dict[str, Any]:
+    at_once = 2
+
+    def collect(self, tickets: Sequence[Ticket], policy: Any, newer: Any) -> list[dict[str, Any]]:
+        return [self.record(ticket, policy) for ticket in tickets]
+
+    def record(self, ticket: Ticket, policy: Any) -> dict[str, Any]:
         time.sleep(float(sys.argv[2]) * (1 + ticket.number % 3))
         return {"task": np.int64(ticket.task), "weight": np.tile(policy.params["weight"], (ticket.number % 8, 1))}
 

@@ -7,7 +7,7 @@ acknowledged the result. An actor that dies before that gives its ticket back, b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from echo_core import Client, EchoTimeoutError, JobEnded
 from echo_rl.rollouts.records import result_example
-from echo_rl.rollouts.ticket_table import EXAMPLE, NAME, TicketTable
+from echo_rl.rollouts.ticket_table import EXAMPLE, NAME, LentTicket, TicketTable
 from echo_rl.rollouts.tickets import Ticket
 
 __all__ = ["Collector", "Policy", "Worked", "run_actor"]
@@ -38,11 +38,15 @@ class Policy(Protocol):
 class Collector(Protocol):
     """Makes rollouts."""
 
-    def collect(self, ticket: Ticket, policy: Policy, newer: Callable[[int], Policy | None]) -> Mapping[str, Any]:
-        """Make all rollouts of a ticket with this policy, and return them as the record that the learner's example describes.
+    @property
+    def at_once(self) -> int:
+        """The most tickets of a call of ``collect``."""
 
-        ``newer(version)`` returns a newer policy that has arrived meanwhile, or None. Whatever this raises ends the actor, and the ticket goes to
-        another one.
+    def collect(self, tickets: Sequence[Ticket], policy: Policy, newer: Callable[[int], Policy | None]) -> Sequence[Mapping[str, Any]]:
+        """Make all rollouts of each ticket with this policy, and return each ticket's as the record that the learner's example describes.
+
+        ``newer(version)`` returns a newer policy that has arrived meanwhile, or None. Whatever this raises ends the actor, and the tickets go to
+        other ones.
         """
 
 
@@ -88,20 +92,32 @@ def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, 
 
         while True:
             try:
-                lent = TicketTable.take(client, timeout)
+                lent = _take(client, collector.at_once, timeout)
             except EchoTimeoutError:
                 _log.warning("there was no ticket for %.0f s; the learner may be busy, or may wait for another actor", timeout)
                 continue
             except JobEnded:
                 return worked
             try:
-                policy = client.weights(timeout, newer_than=lent.ticket.version - 1)
-                record = collector.collect(lent.ticket, policy, newer)
-                client.send({**record, "ticket": np.int64(lent.ticket.number), "version": np.int64(policy.version)}, timeout)
+                policy = client.weights(timeout, newer_than=max(one.ticket.version for one in lent) - 1)
+                records = collector.collect([one.ticket for one in lent], policy, newer)
+                for one, record in zip(lent, records, strict=True):
+                    client.send({**record, "ticket": np.int64(one.ticket.number), "version": np.int64(policy.version)}, timeout)
                 client.wait(timeout)
-                done = TicketTable.done(client, lent)
+                done = sum(TicketTable.done(client, one) for one in lent)
             except JobEnded:
                 return worked
-            worked.tickets += 1
-            worked.overtaken += not done
+            worked.tickets += len(lent)
+            worked.overtaken += len(lent) - done
             worked.version = policy.version
+
+
+def _take(client: Client, most: int, timeout: float) -> list[LentTicket]:
+    """Wait for a ticket, and take others that are there already."""
+    lent = [TicketTable.take(client, timeout)]
+    try:
+        while len(lent) < most:
+            lent.append(TicketTable.take(client, 0.0))
+    except EchoTimeoutError:
+        pass
+    return lent

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from echo_core import ConfigError, EchoError
+from echo_core import ConfigError
 from echo_rl.environments import CheckedEnvironment, EnvironmentFailure, make_environment
 from echo_rl.models.actor_critic import logits_of
 from echo_rl.rollouts.actor import Policy
 from echo_rl.rollouts.tickets import Ticket
-from echo_rl.rollouts.timed_calls import TimedCalls, TimeoutFailure
+from echo_rl.rollouts.timed_calls import TimedCalls
 
 __all__ = ["SegmentCollector", "SegmentRules", "Spaces", "draw", "leaves_of", "spaces_of"]
 
@@ -102,6 +103,8 @@ class SegmentCollector:
         index: of this actor, so that its episodes are others than those of the other actors.
     """
 
+    at_once = 1
+
     def __init__(self, rules: SegmentRules, index: int = 0) -> None:
         self.rules, self._calls = rules, TimedCalls(rules.timeout)
         self._environments = [self._made() for _ in range(rules.environments)]
@@ -118,8 +121,11 @@ class SegmentCollector:
         """The example of a record."""
         return leaves_of(self.rules, self.spaces)
 
-    def collect(self, ticket: Ticket, policy: Policy, newer: Callable[[int], Policy | None]) -> dict[str, Any]:
+    def collect(self, tickets: Sequence[Ticket], policy: Policy, newer: Callable[[int], Policy | None]) -> list[dict[str, Any]]:
         """See ``Collector``."""
+        return [self._segment(policy) for _ in tickets]
+
+    def _segment(self, policy: Policy) -> dict[str, Any]:
         record = {name: np.zeros_like(leaf) for name, leaf in self.leaves.items()}
         returns: list[float] = []
         failed = 0
@@ -158,59 +164,48 @@ class SegmentCollector:
     def _begin(self) -> int:
         """Begin an episode where one has ended. Return how often that failed; what fails for ever ends the actor."""
         failed = 0
-        for i in sorted(self._fresh):
-            for attempt in range(4):
-                seed = int(self._random.integers(_TASKS))
-                try:
-                    state = self._calls.call(f"environment {self.rules.environment}: reset({seed})", self._environments[i].reset, seed)
-                    self._states[i] = self._checked(state)
-                    break
-                except EnvironmentFailure as error:
+        for attempt in range(4):
+            fresh = sorted(self._fresh)
+            seeds = self._random.integers(_TASKS, size=len(fresh)).tolist()
+            calls = [partial(self._reset, self._environments[i], seed) for i, seed in zip(fresh, seeds, strict=True)]
+            for i, found in zip(fresh, self._made_calls(calls, "reset()", fresh), strict=True):
+                if not isinstance(found, BaseException):
+                    self._states[i], self._ages[i], self._sums[i] = found, 0, 0.0
+                    self._fresh.discard(i)
+                elif attempt == 3:
+                    raise found
+                else:
                     failed += 1
-                    if attempt == 3:
-                        raise
-                    self._replace(i, error)
-            self._ages[i], self._sums[i] = 0, 0.0
-        self._fresh.clear()
+            if not self._fresh:
+                break
         return failed
 
+    def _reset(self, environment: CheckedEnvironment, seed: int) -> Floats:
+        return self._checked(environment.reset(seed))
+
     def _stepped(self, actions: npt.NDArray[np.int64]) -> list[tuple[Floats, float, bool, bool] | None]:
-        found: list[tuple[Floats, float, bool, bool] | None] = [None] * len(actions)
-        begun: list[int] = []
-        faults: dict[int, EnvironmentFailure] = {}
+        """What followed each action; None where the environment has failed."""
 
-        def step(turn: int) -> None:
-            for i, environment in enumerate(environments):
-                if turn != len(hanging):
-                    return  # this call was given up, and another one steps the environments that are left
-                if i in begun:
-                    continue
-                begun.append(i)
-                try:
-                    transition = environment.step(int(actions[i]) + self.spaces.first)
-                    found[i] = self._checked(transition.observation), transition.reward, transition.terminated, transition.truncated
-                except EnvironmentFailure as error:
-                    faults[i] = error
+        def step(environment: CheckedEnvironment, action: int) -> tuple[Floats, float, bool, bool]:
+            transition = environment.step(action + self.spaces.first)
+            return self._checked(transition.observation), transition.reward, transition.terminated, transition.truncated
 
-        environments, hanging = list(self._environments), list[int]()
-        done = False
-        while not done:
-            try:
-                self._calls.call(f"environment {self.rules.environment}: step()", step, len(hanging))
-                done = True
-            except TimeoutFailure as error:  # the one that was begun last hangs; the others go on
-                faults[begun[-1]] = error
-                hanging.append(begun[-1])
-        for i, error in faults.items():
-            self._replace(i, error)
-        return [None if i in faults else one for i, one in enumerate(found)]
+        calls = [partial(step, environment, action) for environment, action in zip(self._environments, actions.tolist(), strict=True)]
+        return [None if isinstance(one, BaseException) else one for one in self._made_calls(calls, "step()", range(len(calls)))]
+
+    def _made_calls(self, calls: list[Callable[[], Any]], what: str, indices: Iterable[int]) -> list[Any]:
+        """Make calls of some environments; those that fail are replaced."""
+        found = self._calls.each(calls, [f"environment {self.rules.environment}: {what}"] * len(calls))
+        for i, one in zip(indices, found, strict=True):
+            if isinstance(one, EnvironmentFailure):
+                _log.warning("%s; this step does not count, and another episode begins", one)
+                self._environments[i] = self._made()
+            elif isinstance(one, BaseException):
+                raise one
+        return found
 
     def _checked(self, observation: Any) -> Floats:
         found = np.asarray(observation, np.float32)
         if found.shape != self.spaces.shape or not np.isfinite(found).all():
             raise EnvironmentFailure(f"environment {self.rules.environment}: the observation {observation!r:.80} is not finite or has another shape")
         return found
-
-    def _replace(self, i: int, error: EchoError) -> None:
-        _log.warning("%s; this step does not count, and another episode begins", error)
-        self._environments[i] = self._made()

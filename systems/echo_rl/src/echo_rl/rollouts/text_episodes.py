@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,25 +80,24 @@ class TextEpisodes:
         Args:
             between: called before each step of the engine.
         """
-        episodes = [self._begin(task, number) for task, number in tasks]
+        episodes = [Episode(task, number, self._environment()) for task, number in tasks]
+        self._call(episodes, [lambda e=e: self._reset(e) for e in episodes], [f"reset({e.task})" for e in episodes])
         waiting: dict[Request, Episode] = {}
         try:
             for episode in episodes:
                 self._ask(engine, episode, temperature, waiting)
             while waiting:
                 between()
-                for request in engine.step():
-                    episode = waiting.pop(request)
-                    self._act(episode, request)
-                    self._ask(engine, episode, temperature, waiting)
+                if acting := [(waiting.pop(request), request) for request in engine.step()]:
+                    self._act(acting)
+                    for episode, _ in acting:
+                        self._ask(engine, episode, temperature, waiting)
         finally:
             for request in waiting:
                 engine.abort(request)
         self._idle += [episode.environment for episode in episodes if not episode.fault]
-        for episode in episodes:
-            if episode.fault and not episode.late:
-                with suppress(Exception):  # it has failed already
-                    self._calls.call(f"environment {self.rules.environment}: close()", episode.environment.close)
+        failed = [episode.environment.close for episode in episodes if episode.fault and not episode.late]
+        self._calls.each(failed, [f"environment {self.rules.environment}: close()"] * len(failed))  # it has failed already, so its errors say nothing new
         return episodes
 
     def close(self) -> None:
@@ -109,11 +107,8 @@ class TextEpisodes:
         self._idle.clear()
         self._calls.close()
 
-    def _begin(self, task: int, number: int) -> Episode:
-        environment = self._idle.pop() if self._idle else make_environment(self.rules.environment, **self.rules.options)
-        episode = Episode(task, number, environment)
-        self._try(episode, lambda: self._reset(episode), f"reset({task})")
-        return episode
+    def _environment(self) -> CheckedEnvironment:
+        return self._idle.pop() if self._idle else make_environment(self.rules.environment, **self.rules.options)
 
     def _reset(self, episode: Episode) -> None:
         episode.prompt = self._read(episode, episode.environment.reset(episode.task))
@@ -127,16 +122,16 @@ class TextEpisodes:
     def _read(self, episode: Episode, observation: object) -> list[int]:
         return self._tokenizer.encode(text_of(observation, episode.environment.admissible, self.rules.environment))
 
-    def _try(self, episode: Episode, function: Callable[[], None], what: str) -> None:
-        """Let the environment do something. If it fails, so does the episode."""
-        try:
-            self._calls.call(f"environment {self.rules.environment}: {what}", function)
-        except EnvironmentFailure as error:
-            episode.finish, episode.fault, episode.late = "error", str(error), isinstance(error, TimeoutFailure)
-        except EchoError:
-            raise  # a fault of the configuration, or too many calls that hang
-        except Exception as error:
-            episode.finish, episode.fault = "error", f"environment {self.rules.environment}: {what} has raised {type(error).__name__}: {error}"
+    def _call(self, episodes: Sequence[Episode], calls: Sequence[Callable[[], None]], what: Sequence[str]) -> None:
+        """Let the environments do something. If one fails, so does its episode."""
+        named = [f"environment {self.rules.environment}: {text}" for text in what]
+        for episode, name, found in zip(episodes, named, self._calls.each(calls, named), strict=True):
+            if isinstance(found, EnvironmentFailure):
+                episode.finish, episode.fault, episode.late = "error", str(found), isinstance(found, TimeoutFailure)
+            elif isinstance(found, EchoError):
+                raise found  # a fault of the configuration
+            elif found is not None:
+                episode.finish, episode.fault = "error", f"{name} has raised {type(found).__name__}: {found}"
 
     def _ask(self, engine: Engine, episode: Episode, temperature: float, waiting: dict[Request, Episode]) -> None:
         """Let the engine make the next action, if there is one."""
@@ -151,19 +146,22 @@ class TextEpisodes:
         request = engine.submit(known, room, temperature=temperature, stop=self._ends, seed=int(seed[0]))
         waiting[request] = episode
 
-    def _act(self, episode: Episode, request: Request) -> None:
-        episode.turns.append(len(episode.tokens))
-        made = len(request.output)
-        episode.tokens += request.output
-        episode.logprobs += [min(x, 0.0) for x in request.logprobs]
-        episode.versions += request.versions
-        episode.mask += [True] * made
-        action = self._tokenizer.decode([token for token in request.output if token not in self._ends])
-        self._try(episode, lambda: self._step(episode, action), f"step({action!r:.80})")
+    def _act(self, acting: Sequence[tuple[Episode, Request]]) -> None:
+        actions = []
+        for episode, request in acting:
+            made = len(request.output)
+            episode.turns.append(len(episode.tokens))
+            episode.tokens += request.output
+            episode.logprobs += [min(x, 0.0) for x in request.logprobs]
+            episode.versions += request.versions
+            episode.mask += [True] * made
+            actions.append(self._tokenizer.decode([token for token in request.output if token not in self._ends]))
+        calls = [lambda e=e, a=a: self._step(e, a) for (e, _), a in zip(acting, actions, strict=True)]
+        self._call([e for e, _ in acting], calls, [f"step({a!r:.80})" for a in actions])
 
     def _step(self, episode: Episode, action: str) -> None:
         transition = episode.environment.step(action)
-        if episode.fault:
+        if episode.finish:
             return  # this call comes back after its time
         after = [] if transition.terminated or transition.truncated else self._read(episode, transition.observation)
         episode.rewards.append(transition.reward)

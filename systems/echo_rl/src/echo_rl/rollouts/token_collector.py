@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,16 @@ class TokenCollector:
         self._engine: Engine | None = None
 
     @property
+    def at_once(self) -> int:
+        """As many tickets as fill the engine's slots."""
+        return 1 if self.rules.alone else max(1, self.rules.slots // self.rules.group)
+
+    @property
     def leaves(self) -> dict[str, Any]:
         """The example of a record."""
         return self.schema.example()
 
-    def collect(self, ticket: Ticket, policy: Policy, newer: Callable[[int], Policy | None]) -> dict[str, Any]:
+    def collect(self, tickets: Sequence[Ticket], policy: Policy, newer: Callable[[int], Policy | None]) -> list[dict[str, Any]]:
         """See ``Collector``."""
         began = time.monotonic()
         engine = self._with(policy)
@@ -70,8 +75,16 @@ class TokenCollector:
                 if (found := newer(engine.version)) is not None:
                     engine.update_weights(tensors(found.params), found.version)
 
-        episodes = self._episodes.play(engine, [(ticket.task, i) for i in range(self.rules.group)], self.rules.temperature, swap)
+        size = self.rules.group
+        episodes = self._episodes.play(engine, [(ticket.task, i) for ticket in tickets for i in range(size)], self.rules.temperature, swap)
         after = engine.stats()
+        # The engine counts for all tickets together; each record has its part, and the first one what is left.
+        parts = {name: int(after[f"{name}_tokens"] - before[f"{name}_tokens"]) for name in ("asked", "hit")}
+        shares = [{name: np.int64(n // len(tickets) + (n % len(tickets) if i == 0 else 0)) for name, n in parts.items()} for i in range(len(tickets))]
+        seconds = np.float32((time.monotonic() - began) / len(tickets))
+        return [self._record(t, episodes[i * size : (i + 1) * size], seconds=seconds, **shares[i]) for i, t in enumerate(tickets)]
+
+    def _record(self, ticket: Ticket, episodes: list[Episode], **figures: Any) -> dict[str, Any]:
         prompt = _shared_prompt(episodes, self.rules.environment)
         fault = next((episode.fault for episode in episodes if episode.fault), "")
         return self.schema.pack(
@@ -81,9 +94,7 @@ class TokenCollector:
             success=np.array([2 if episode.success is None else episode.success for episode in episodes], np.uint8),
             steps=np.array([len(episode.rewards) for episode in episodes], np.int32),
             fault=np.frombuffer(fault.encode()[:_FAULT], np.uint8),
-            asked=np.int64(after["asked_tokens"] - before["asked_tokens"]),
-            hit=np.int64(after["hit_tokens"] - before["hit_tokens"]),
-            seconds=np.float32(time.monotonic() - began),
+            **figures,
         )
 
     def close(self) -> None:

@@ -141,11 +141,11 @@ class RolloutLoop:
         return True
 
     def _collect(self, collector: Collector) -> None:
-        ticket = self.tickets.missing()[0]
+        tickets = self.tickets.missing()[: collector.at_once]
         assert self._policy is not None
-        record = collector.collect(ticket, self._policy, lambda _: None)
-        own = {"ticket": np.int64(ticket.number), "version": np.int64(self._policy.version)}
-        self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in {**record, **own}.items()})
+        for ticket, record in zip(tickets, collector.collect(tickets, self._policy, lambda _: None), strict=True):
+            own = {"ticket": np.int64(ticket.number), "version": np.int64(self._policy.version)}
+            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in {**record, **own}.items()})
 
     def _offer(self, tickets: list[Any]) -> None:
         if self._collector is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,29 +112,31 @@ class SegmentTraining:
         """Play one episode in each environment, side by side."""
         played = [_Played() for _ in tasks]
         states = np.zeros((len(tasks), *self.spaces.shape), np.float32)
-        for i, task in enumerate(tasks):
-            states[i] = self._try(played[i], i, lambda i=i, task=task: self._playing[i].reset(task), states[i])
+        self._call(played, states, range(len(tasks)), [partial(self._playing[i].reset, task) for i, task in enumerate(tasks)])
         while running := [i for i, one in enumerate(played) if not one.over]:
             actions, _ = draw(weights, states[running], None)
-            for i, action in zip(running, actions.tolist(), strict=True):
-                states[i] = self._try(played[i], i, lambda i=i, action=action: self._step(played[i], i, action), states[i])
+            calls = [partial(self._step, played[i], self._playing[i], action) for i, action in zip(running, actions.tolist(), strict=True)]
+            self._call(played, states, running, calls)
         return played
 
-    def _step(self, one: _Played, i: int, action: int) -> Any:
-        transition = self._playing[i].step(action + self.spaces.first)
+    def _step(self, one: _Played, environment: CheckedEnvironment, action: int) -> Any:
+        transition = environment.step(action + self.spaces.first)
         one.reward, one.steps = one.reward + transition.reward, one.steps + 1
         if "success" in transition.info:
             one.success = bool(transition.info["success"])
         one.over = transition.terminated or transition.truncated or one.steps == self.rules.max_steps
         return transition.observation
 
-    def _try(self, one: _Played, i: int, function: Callable[[], Any], before: Any) -> Any:
-        try:
-            return self._calls.call(f"environment {self.config.env_name}: an evaluation's call", function)
-        except EnvironmentFailure as error:
-            one.over, one.fault, one.late = True, str(error), isinstance(error, TimeoutFailure)
-            self._playing[i] = make_environment(self.config.env_name, **self.config.env_options)
-            return before
+    def _call(self, played: list[_Played], states: Any, indices: Sequence[int], calls: Sequence[Callable[[], Any]]) -> None:
+        what = [f"environment {self.config.env_name}: evaluation episode {i}" for i in indices]
+        for i, found in zip(indices, self._calls.each(calls, what), strict=True):
+            if not isinstance(found, BaseException):
+                states[i] = found
+            elif isinstance(found, EnvironmentFailure):
+                played[i].over, played[i].fault, played[i].late = True, str(found), isinstance(found, TimeoutFailure)
+                self._playing[i] = make_environment(self.config.env_name, **self.config.env_options)
+            else:
+                raise found
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs. Episodes that are being played are not in it."""

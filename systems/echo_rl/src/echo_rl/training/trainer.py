@@ -247,6 +247,8 @@ class EchoRLTrainer:
         return True
 
     def _evaluate(self, live: LiveFigures, began: float) -> None:
+        if self.metrics.evaluations and self.metrics.evaluations[-1]["steps"] == self.metrics.steps:
+            return  # the last one was of this policy
         results = self._training.evaluate(self.config.evaluation_episodes)
         self.metrics.evaluation_results = results
         entry = {"steps": float(self.metrics.steps), "seconds": time.monotonic() - began, **results}
