@@ -20,7 +20,7 @@ from echo_core import ConfigError
 from echo_core.base.option_reader import build_options
 from echo_rl.rollouts.actor import Collector, run_actor
 
-__all__ = ["ActorJob", "main", "make_collector"]
+__all__ = ["ActorJob", "end_with_the_parent", "main", "make_collector"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     """Run the job of the first argument; the second one is the number of the actor."""
     job, index = ActorJob.from_json(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 0
     logging.basicConfig(level=job.log_level, format=f"%(asctime)s actor {index}: %(message)s", datefmt="%H:%M:%S")
-    _end_with_the_parent()
+    end_with_the_parent()
     import torch
 
     torch.set_num_threads(1)  # the machine's cores are the other actors' too
@@ -90,7 +90,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _end_with_the_parent() -> None:
+def end_with_the_parent() -> None:
+    """End this process when its standard input ends, if that is a pipe."""
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return
 

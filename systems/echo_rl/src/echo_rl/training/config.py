@@ -23,7 +23,7 @@ SECTION = "rl"
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """A training run. A wrong value is an error that names its field.
+    """A training run. A wrong value is a ValueError that names its field.
 
     Steps are actions in the environment, of all environments together.
 
@@ -113,12 +113,9 @@ class TrainingConfig:
         rules |= {"max_steps": optional(many), "evaluation_episodes": many, "deterministic": flag(), "strict_device": flag()}
         rules |= {"env_options": instance(dict), "imports": instance(list), "lease": real(above=0), "patience": real(above=0)}
         rules |= {"restarts": whole(0), "output_dir": optional(_filled)}
-        try:
-            check_fields(self, **rules)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        check_fields(self, **rules)
         if (fault := self._fault()) is not None:
-            raise ConfigError(fault)
+            raise ValueError(fault)
 
     def _fault(self) -> str | None:
         """What does not fit together."""
