@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import odd_environments  # noqa: E402, F401  (it registers environments)
+import odd_environments  # noqa: E402  (it registers environments)
+
 from echo_core import EchoError  # noqa: E402
 from echo_rl.models import TrainableTransformer  # noqa: E402
 from echo_rl.rollouts import FINISH_REASONS  # noqa: E402

@@ -22,7 +22,9 @@ TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 
 import odd_environments  # noqa: E402
-from echo_core import Client, ConfigError, EchoError, EchoTimeoutError  # noqa: E402
+
+from echo_core import ConfigError, EchoError, EchoTimeoutError  # noqa: E402
+from echo_core.client.observer import Observer  # noqa: E402
 from echo_rl import EchoRLTrainer, TrainingConfig, TrainingMetrics  # noqa: E402
 from echo_rl.core import ExecutionConfig, PPOConfig  # noqa: E402
 from echo_rl.rollouts.text_policy import SmallModel  # noqa: E402
@@ -97,8 +99,8 @@ def test_an_asynchronous_run_keeps_the_bound_while_actors_are_killed_and_it_can_
         if figures["update"] in (2, 4) and trainer.pids:
             os.kill(trainer.pids[0], signal.SIGKILL)
         if figures["update"] == 6:
-            with Client(trainer.address, None) as client:
-                seen.append(client.server_stats())
+            with Observer(str(trainer.address), timeout=60) as observer:
+                seen.append(observer.stats())
 
     learner = TokenLearnerConfig(learning_rate=1e-3, epochs=2, minibatches=2)
     trainer = EchoRLTrainer(config(10, actor_processes=2, eta=1, token_learner=learner), on_update=look)
@@ -124,7 +126,11 @@ def test_environments_fail_and_the_others_are_trained_on(monkeypatch: pytest.Mon
     results = metrics.evaluation_results
     assert results["episodes"] + results["timeouts"] + results["failures"] == 6 and results["failures"] >= 1
     with pytest.raises(EchoError, match=r"every rollout of 3 batches has failed; the last fault: environment test-odd: reset\(\d+\) has raised RuntimeError"):
-        EchoRLTrainer(TrainingConfig("test-odd", **{name: getattr(odd, name) for name in vars(odd) if name not in ("env_name", "env_options")}, env_options={"always": True})).run()
+        EchoRLTrainer(
+            TrainingConfig(
+                "test-odd", **{name: getattr(odd, name) for name in vars(odd) if name not in ("env_name", "env_options")}, env_options={"always": True}
+            )
+        ).run()
 
 
 def test_actors_that_cannot_work_end_the_run_with_a_reason() -> None:
@@ -201,7 +207,7 @@ def test_cartpole_is_trained_and_resumed_with_actors(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
 
     def cartpole(steps: int, processes: int) -> TrainingConfig:
-        rules = PPOConfig(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, epochs=4, entropy_coef=0.0, kl_coef=0.0)
+        rules = PPOConfig(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, epochs=10, entropy_coef=0.0, kl_coef=0.0)
         options = {"actor_processes": processes, "num_actors": 4, "train_frequency": 64, "batch_size": 128, "eta": 1, "ppo": rules}
         return TrainingConfig("gym:CartPole-v1", steps, learning_starts=0, seed=1, evaluation_frequency=10**9, evaluation_episodes=8, **options)
 
@@ -209,11 +215,11 @@ def test_cartpole_is_trained_and_resumed_with_actors(tmp_path: Path) -> None:
     first = trainer.run()
     assert first.steps == 2048 and first.updates == 8 and first.episodes > 20 and max(first.lags) <= 1 and first.evaluation_results["avg_reward"] > 9
     trainer.save(tmp_path / "cartpole.npz")
-    resumed = EchoRLTrainer(cartpole(4096, 1))
+    resumed = EchoRLTrainer(cartpole(6144, 1))
     resumed.restore(tmp_path / "cartpole.npz")
     assert weights(resumed) == weights(trainer)
     second = resumed.run()
-    assert second.updates == 16 and second.steps == 4096
+    assert second.updates == 24 and second.steps == 6144
     returns = [figures["reward"] for figures in (first.history + second.history) if "reward" in figures]
     assert np.mean(returns[-4:]) > 1.5 * np.mean(returns[:4]), returns
 

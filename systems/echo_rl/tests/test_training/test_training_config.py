@@ -84,7 +84,9 @@ def test_an_environment_of_gymnasium_that_does_not_fit_is_refused(name: str, opt
 
 def test_a_file_the_environment_and_the_command_line_are_read_and_named(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[rl]\nenv_name = "digits"\ntotal_timesteps = 20_000\neta = 0\n[rl.execution]\nmax_new_tokens = 3\n[rl.token_learner.loss]\nentropy_coef = 0.05\n')
+    file.write_text(
+        '[rl]\nenv_name = "digits"\ntotal_timesteps = 20_000\neta = 0\n[rl.execution]\nmax_new_tokens = 3\n[rl.token_learner.loss]\nentropy_coef = 0.05\n'
+    )
     env = {"ECHO_RL__BATCH_SIZE": "64", "ECHO_RL__PPO__GAMMA": "0.9"}
     config = TrainingConfig.load(file, env=env, command_line=["rl.group_size=4", "rl.algorithm=grpo"], overrides={"seed": 3})
     assert (config.batch_size, config.eta, config.group_size, config.seed, config.algorithm) == (64, 0, 4, 3, "grpo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def logits_of(params: Mapping[str, Any], states: Floats) -> Floats:
 
 def _layers(sizes: Sequence[int], last: float, generator: torch.Generator) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (before, after) in enumerate(pairwise(sizes)):
         end = i == len(sizes) - 2
         linear = nn.Linear(before, after)
         nn.init.orthogonal_(linear.weight, last if end else 2**0.5, generator)

@@ -6,21 +6,22 @@ acknowledged the result. An actor that dies before that gives its ticket back, b
 
 from __future__ import annotations
 
-import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from echo_core import Client, EchoTimeoutError, JobEnded
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, HandshakeRefused, JobEnded
 from echo_rl.rollouts.records import result_example
-from echo_rl.rollouts.ticket_table import EXAMPLE, NAME, LentTicket, TicketTable
+from echo_rl.rollouts.ticket_table import NAME, TicketTable, example
 from echo_rl.rollouts.tickets import Ticket
 
 __all__ = ["Collector", "Policy", "Worked", "run_actor"]
 
-_log = logging.getLogger("echo.rl")
+_AGAIN = 0.1  # seconds
 
 
 class Policy(Protocol):
@@ -40,7 +41,7 @@ class Collector(Protocol):
 
     @property
     def at_once(self) -> int:
-        """The most tickets of a call of ``collect``."""
+        """How many tickets an actor takes together: the most of a call of ``collect``."""
 
     def collect(self, tickets: Sequence[Ticket], policy: Policy, newer: Callable[[int], Policy | None]) -> Sequence[Mapping[str, Any]]:
         """Make all rollouts of each ticket with this policy, and return each ticket's as the record that the learner's example describes.
@@ -73,16 +74,16 @@ def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, 
         leaves: the example of what ``collector`` returns.
         collector: makes the rollouts.
         table: the name of the table of results.
-        timeout: after how many seconds without a ticket a line in the log says so, and the most seconds that weights, an acknowledgement or a new connection
-            may take.
+        timeout: the most seconds that weights, an acknowledgement or a new connection may take. A ticket is waited for as long as the job lasts.
         options: of ``echo_core.Client``, such as ``token``.
 
     Raises:
         EchoTimeoutError: the learner gave no weights, or took no result, within ``timeout``.
+        HandshakeRefused: the learner describes its records otherwise, or has another version.
         What the collector raises.
     """
     worked = Worked()
-    with Client(address, result_example(leaves), table=table, tables={NAME: EXAMPLE}, timeout=timeout, **options) as client:
+    with Client(address, result_example(leaves), table=table, tables={NAME: example(collector.at_once)}, timeout=timeout, **options) as client:
 
         def newer(version: int) -> Policy | None:
             try:
@@ -92,32 +93,23 @@ def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, 
 
         while True:
             try:
-                lent = _take(client, collector.at_once, timeout)
-            except EchoTimeoutError:
-                _log.warning("there was no ticket for %.0f s; the learner may be busy, or may wait for another actor", timeout)
+                lent = TicketTable.take(client, math.inf)
+            except JobEnded:
+                return worked
+            except HandshakeRefused:
+                raise  # the learner that has come back is another one
+            except ConnectionClosedError:
+                time.sleep(_AGAIN)  # the learner is restarted, or the connection was lost; then the tickets have gone back
                 continue
-            except JobEnded:
-                return worked
             try:
-                policy = client.weights(timeout, newer_than=max(one.ticket.version for one in lent) - 1)
-                records = collector.collect([one.ticket for one in lent], policy, newer)
-                for one, record in zip(lent, records, strict=True):
-                    client.send({**record, "ticket": np.int64(one.ticket.number), "version": np.int64(policy.version)}, timeout)
+                policy = client.weights(timeout, newer_than=max(ticket.version for ticket in lent.tickets) - 1)
+                records = collector.collect(lent.tickets, policy, newer)
+                for ticket, record in zip(lent.tickets, records, strict=True):
+                    client.send({**record, "ticket": np.int64(ticket.number), "version": np.int64(policy.version)}, timeout)
                 client.wait(timeout)
-                done = sum(TicketTable.done(client, one) for one in lent)
+                done = TicketTable.done(client, lent)
             except JobEnded:
                 return worked
-            worked.tickets += len(lent)
-            worked.overtaken += len(lent) - done
+            worked.tickets += len(lent.tickets)
+            worked.overtaken += 0 if done else len(lent.tickets)
             worked.version = policy.version
-
-
-def _take(client: Client, most: int, timeout: float) -> list[LentTicket]:
-    """Wait for a ticket, and take others that are there already."""
-    lent = [TicketTable.take(client, timeout)]
-    try:
-        while len(lent) < most:
-            lent.append(TicketTable.take(client, 0.0))
-    except EchoTimeoutError:
-        pass
-    return lent

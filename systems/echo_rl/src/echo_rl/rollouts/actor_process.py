@@ -77,6 +77,9 @@ def main(arguments: list[str]) -> int:
     """Run the job of the first argument; the second one is the number of the actor."""
     job, index = ActorJob.from_json(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 0
     logging.basicConfig(level=job.log_level, format=f"%(asctime)s actor {index}: %(message)s", datefmt="%H:%M:%S")
+    if job.log_level == "WARNING":
+        logging.getLogger("echo").setLevel(logging.ERROR)  # an actor that waits for tickets is no fault: the learner sets the pace
+        logging.getLogger("echo.rl").setLevel(logging.WARNING)
     end_with_the_parent()
     import torch
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,9 @@ class SegmentRules:
     max_steps: int | None = None
     timeout: float = 30.0
 
+    #: How many tickets an actor takes together.
+    at_once: ClassVar[int] = 1
+
 
 def spaces_of(environment: CheckedEnvironment) -> Spaces:
     """The spaces of an environment of Gymnasium's kind. Raises ConfigError for one that has no discrete actions or does not observe a box of numbers."""
@@ -103,7 +106,7 @@ class SegmentCollector:
         index: of this actor, so that its episodes are others than those of the other actors.
     """
 
-    at_once = 1
+    at_once = SegmentRules.at_once
 
     def __init__(self, rules: SegmentRules, index: int = 0) -> None:
         self.rules, self._calls = rules, TimedCalls(rules.timeout)

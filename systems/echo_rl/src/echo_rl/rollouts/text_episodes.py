@@ -116,7 +116,8 @@ class TextEpisodes:
             raise EnvironmentFailure(f"environment {self.rules.environment}: the observation of reset({episode.task}) is an empty text")
         if len(episode.prompt) >= self._shape.context:
             raise EnvironmentFailure(
-                f"environment {self.rules.environment}: the first observation has {len(episode.prompt)} tokens, and the model's context is {self._shape.context}"
+                f"environment {self.rules.environment}: the first observation has {len(episode.prompt)} tokens, and the model's context is "
+                f"{self._shape.context}"
             )
 
     def _read(self, episode: Episode, observation: object) -> list[int]:

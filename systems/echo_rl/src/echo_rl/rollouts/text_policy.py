@@ -105,6 +105,11 @@ class TextRules:
     swap: bool = False
     device: str = "cpu"
 
+    @property
+    def at_once(self) -> int:
+        """As many tickets as fill the engine's slots."""
+        return 1 if self.alone else max(1, self.slots // self.group)
+
     def shape(self) -> ModelConfig:
         """The shape of the model."""
         if self.folder is not None:

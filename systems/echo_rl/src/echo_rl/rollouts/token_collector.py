@@ -53,8 +53,8 @@ class TokenCollector:
 
     @property
     def at_once(self) -> int:
-        """As many tickets as fill the engine's slots."""
-        return 1 if self.rules.alone else max(1, self.rules.slots // self.rules.group)
+        """See ``Collector``."""
+        return self.rules.at_once
 
     @property
     def leaves(self) -> dict[str, Any]:

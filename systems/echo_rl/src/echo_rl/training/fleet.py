@@ -25,7 +25,8 @@ class Fleet:
     processes for ever.
 
     Args:
-        command: the program and its arguments. Its standard input is a pipe that ends when this process does. ``"{index}"`` in an argument becomes the number of the process, 0 to n - 1.
+        command: the program and its arguments. ``"{index}"`` in an argument becomes the number of the process, 0 to n - 1. Its standard input is a pipe
+            that ends when this process does.
         n: how many processes.
         restarts: how many may be started again within ``within`` seconds.
         env: the environment of the processes; None takes this process's.

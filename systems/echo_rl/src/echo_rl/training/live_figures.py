@@ -35,7 +35,7 @@ class LiveFigures:
         self._board: Any = None
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file = open(Path(folder) / "metrics.jsonl", "a")
+            self._file = open(Path(folder) / "metrics.jsonl", "a")  # noqa: SIM115  (close() closes it)
             try:
                 self._board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
             except ImportError:

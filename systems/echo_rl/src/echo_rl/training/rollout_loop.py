@@ -46,7 +46,8 @@ class RolloutLoop:
         tickets: how many groups make a batch, and how old they may be.
         task_of: gives the task that belongs to a ticket's number; by default they are the same. A run that is resumed needs the same function.
         table: the name of the table of results.
-        collector: makes the rollouts in this process, one ticket after the other, instead of actors.
+        at_once: how many tickets an actor takes together, as the table of tickets was made.
+        collector: makes the rollouts in this process, instead of actors.
 
     Attributes:
         ages: how many groups were trained at each age: the learner's version less the version that has made the rollouts.
@@ -62,10 +63,12 @@ class RolloutLoop:
         task_of: Callable[[int], int] = int,
         *,
         table: str = "rollouts",
+        at_once: int = 1,
         collector: Collector | None = None,
     ) -> None:
         self._server, self.tickets, self._task_of, self._table = server, tickets, task_of, server.table(table)
         self._leaves, self._example, self._collector = dict(leaves), result_example(leaves), collector
+        self._at_once = at_once
         self._policy: Published | None = None
         self.ages: Counter[int] = Counter()
         self.waited = 0.0
@@ -149,7 +152,7 @@ class RolloutLoop:
 
     def _offer(self, tickets: list[Any]) -> None:
         if self._collector is None:
-            TicketTable.offer(self._server, tickets)
+            TicketTable.offer(self._server, tickets, self._at_once)
 
     def missing(self) -> str:
         """What the next update waits for, in words; "" if nothing is missing."""

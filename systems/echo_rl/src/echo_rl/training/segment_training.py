@@ -74,6 +74,11 @@ class SegmentTraining:
         self._calls, self._playing = TimedCalls(config.execution.timeout), [environment]
 
     @property
+    def at_once(self) -> int:
+        """How many tickets an actor takes together."""
+        return self.rules.at_once
+
+    @property
     def leaves(self) -> dict[str, Any]:
         """The example of a record."""
         return leaves_of(self.rules, self.spaces)
@@ -162,4 +167,5 @@ class SegmentTraining:
         """Close the environments of the evaluation."""
         for environment in self._playing:
             environment.close()
+        self._playing.clear()
         self._calls.close()

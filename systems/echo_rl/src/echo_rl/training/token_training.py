@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class TokenTraining:
         small = config.model
         if small.alphabet is None:
             alphabet = getattr(environment.environment, "alphabet", None) or PRINTABLE
-            small = type(small)(**{**asdict(small), "alphabet": alphabet})
+            small = replace(small, alphabet=alphabet)
+        environment.close()
         slots = max(1, min(config.execution.max_concurrent_rollouts, -(-config.num_actors // max(1, config.processes))))
         self.rules = TextRules(
             environment=config.env_name,
@@ -74,6 +75,11 @@ class TokenTraining:
         self.learner = TokenLearner(model, config.token_rules, seed, reference=reference)
         self._episodes = TextEpisodes(self.rules)
         self.bandwidth = BandwidthEfficiencyTracker()
+
+    @property
+    def at_once(self) -> int:
+        """How many tickets an actor takes together."""
+        return self.rules.at_once
 
     @property
     def leaves(self) -> dict[str, Any]:

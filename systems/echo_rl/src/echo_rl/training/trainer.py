@@ -80,10 +80,12 @@ class EchoRLTrainer:
         for module in config.imports:
             __import__(module)
         environment = make_environment(config.env_name, **config.env_options)
-        kind = SegmentTraining if hasattr(environment.environment, "observation_space") else TokenTraining
+        space = getattr(environment.environment, "observation_space", None)
+        kind = TokenTraining if space is None or type(space).__name__ == "Text" else SegmentTraining
         self._training: SegmentTraining | TokenTraining = kind(config, self.seed, device, environment)
         self._tickets = Tickets(self._training.batch, config.eta, ordered=config.deterministic)
         self.metrics, self.address = TrainingMetrics(), None
+        self._failed = False
         self._stop, self._running = threading.Event(), threading.Lock()
         self._saves: queue.SimpleQueue[tuple[str | os.PathLike[str], Future[None]]] = queue.SimpleQueue()
         self._loop_state: dict[str, Any] | None = None
@@ -157,8 +159,13 @@ class EchoRLTrainer:
             raise EchoError("this trainer is training already")
         self._stop.clear()
         try:
+            if self._failed:
+                raise EchoError("the last run of this trainer has failed in the middle of an update; make another one, and restore a checkpoint")
             with self._threads(), ExitStack() as stack:
                 self._train(stack)
+        except BaseException:
+            self._failed = True
+            raise
         finally:
             self._loop_state = self._loop.state() if self._loop is not None else self._loop_state
             self._loop = self._fleet = self.address = None
@@ -174,7 +181,7 @@ class EchoRLTrainer:
         config, training, tickets = self.config, self._training, self._tickets
         most = tickets.batch * (1 + config.eta)
         here = config.processes == 0
-        tables = [RolloutLoop.results(training.leaves, most + 64), TicketTable(most, config.lease).table()]
+        tables = [RolloutLoop.results(training.leaves, most + 64), TicketTable(most, config.lease, at_once=training.at_once).table()]
         server = Server(tables=tables, batch_size=1, **({} if here else {"transport": config.transport}))
         stack.callback(server.close)
         server.start()
@@ -182,7 +189,7 @@ class EchoRLTrainer:
         if collector is not None:
             stack.callback(collector.close)
         stack.callback(training.close)
-        self._loop = loop = RolloutLoop(server, training.leaves, tickets, self._task, collector=collector)
+        self._loop = loop = RolloutLoop(server, training.leaves, tickets, self._task, at_once=training.at_once, collector=collector)
         live = LiveFigures(config.output_dir, self.metrics)
         stack.callback(live.close)
         server.add_stats("rl", live.stats)
