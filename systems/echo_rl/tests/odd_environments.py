@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
-
 from echo_rl.environments import environments, register_environment
 
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from echo_core import Client, ConnectionClosedError, EchoTimeoutError, HandshakeRefused, JobEnded
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, JobEnded
+from echo_core.base.errors import HandshakeRefused
 from echo_rl.rollouts.records import result_example
 from echo_rl.rollouts.ticket_table import NAME, TicketTable, example
 from echo_rl.rollouts.tickets import Ticket
