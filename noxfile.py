@@ -51,7 +51,7 @@ def bench(session: nox.Session) -> None:
 def rl_loop(session: nox.Session) -> None:
     """Let the loop of echo-rl learn digits over tcp, shm and grpc, with and without deaths, and CartPole. Arguments go to `python -m benchmarks.rl_loop`."""
     session.run("python", "tools/torch_cpu.py")
-    install(session, [], "echo-core[rl,tcp,shm,grpc]", "echo-rl[gym,engine]")
+    session.run("python", "tools/install.py", "echo-core[rl,tcp,shm,grpc]", "echo-rl[gym,engine]")
     session.run("python", "-m", "benchmarks.rl_loop", *session.posargs)
 
 
