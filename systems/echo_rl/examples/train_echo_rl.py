@@ -23,7 +23,7 @@ from echo_rl import EchoRLTrainer, TrainingConfig, TrainingMetrics
 
 # What the two small tasks need to be learned within a minute. Options of the command line and the file win over these.
 DIGITS: dict[str, Any] = {
-    "total_timesteps": 60_000,
+    "total_timesteps": 120_000,
     "algorithm": "grpo",
     "batch_size": 512,
     "group_size": 16,

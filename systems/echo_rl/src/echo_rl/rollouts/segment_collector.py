@@ -196,7 +196,7 @@ class SegmentCollector:
         calls = [partial(step, environment, action) for environment, action in zip(self._environments, actions.tolist(), strict=True)]
         return [None if isinstance(one, BaseException) else one for one in self._made_calls(calls, "step()", range(len(calls)))]
 
-    def _made_calls(self, calls: list[Callable[[], Any]], what: str, indices: Iterable[int]) -> list[Any]:
+    def _made_calls(self, calls: Sequence[Callable[[], Any]], what: str, indices: Iterable[int]) -> list[Any]:
         """Make calls of some environments; those that fail are replaced."""
         found = self._calls.each(calls, [f"environment {self.rules.environment}: {what}"] * len(calls))
         for i, one in zip(indices, found, strict=True):

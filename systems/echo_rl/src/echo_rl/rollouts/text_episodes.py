@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class TextEpisodes:
             between: called before each step of the engine.
         """
         episodes = [Episode(task, number, self._environment()) for task, number in tasks]
-        self._call(episodes, [lambda e=e: self._reset(e) for e in episodes], [f"reset({e.task})" for e in episodes])
+        self._call(episodes, [partial(self._reset, episode) for episode in episodes], [f"reset({e.task})" for e in episodes])
         waiting: dict[Request, Episode] = {}
         try:
             for episode in episodes:
@@ -157,7 +158,7 @@ class TextEpisodes:
             episode.versions += request.versions
             episode.mask += [True] * made
             actions.append(self._tokenizer.decode([token for token in request.output if token not in self._ends]))
-        calls = [lambda e=e, a=a: self._step(e, a) for (e, _), a in zip(acting, actions, strict=True)]
+        calls = [partial(self._step, episode, action) for (episode, _), action in zip(acting, actions, strict=True)]
         self._call([e for e, _ in acting], calls, [f"step({a!r:.80})" for a in actions])
 
     def _step(self, episode: Episode, action: str) -> None:

@@ -28,11 +28,12 @@ class CharacterTokenizer:
         if not alphabet or len(set(alphabet)) != len(alphabet):
             raise ConfigError(f"alphabet must be a text of different characters, not {alphabet!r:.80}")
         self._alphabet, self._numbers = alphabet, {character: i for i, character in enumerate(alphabet)}
-        self.vocab, self.end = len(alphabet) + 2, len(alphabet) + 1
+        self.vocab = len(alphabet) + 2
+        self.end: int | None = len(alphabet) + 1
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        return [self._numbers.get(character, self.end - 1) for character in text]
+        return [self._numbers.get(character, len(self._alphabet)) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; an unknown character becomes U+FFFD, and the end becomes nothing."""

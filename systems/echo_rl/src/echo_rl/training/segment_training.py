@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class SegmentTraining:
         environment: one of the run, for its spaces.
     """
 
-    kind = "segments"
+    kind: Literal["tokens", "segments"] = "segments"
 
     def __init__(self, config: TrainingConfig, seed: int, device: torch.device, environment: CheckedEnvironment) -> None:
         if config.algorithm != "ppo":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class TokenTraining:
         environment: one of the run, for its ``alphabet``.
     """
 
-    kind = "tokens"
+    kind: Literal["tokens", "segments"] = "tokens"
 
     def __init__(self, config: TrainingConfig, seed: int, device: torch.device, environment: CheckedEnvironment) -> None:
         if config.batch_size % config.group_size:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from echo_core import ConfigError, EchoError, Server
+from echo_core import Address, ConfigError, EchoError, Server
 from echo_rl.device import resolve
 from echo_rl.environments import make_environment
 from echo_rl.rollouts.actor_process import ActorJob, make_collector
@@ -84,7 +84,8 @@ class EchoRLTrainer:
         kind = TokenTraining if space is None or type(space).__name__ == "Text" else SegmentTraining
         self._training: SegmentTraining | TokenTraining = kind(config, self.seed, device, environment)
         self._tickets = Tickets(self._training.batch, config.eta, ordered=config.deterministic)
-        self.metrics, self.address = TrainingMetrics(), None
+        self.metrics = TrainingMetrics()
+        self.address: Address | None = None
         self._failed = False
         self._stop, self._running = threading.Event(), threading.Lock()
         self._saves: queue.SimpleQueue[tuple[str | os.PathLike[str], Future[None]]] = queue.SimpleQueue()
@@ -182,7 +183,7 @@ class EchoRLTrainer:
         most = tickets.batch * (1 + config.eta)
         here = config.processes == 0
         tables = [RolloutLoop.results(training.leaves, most + 64), TicketTable(most, config.lease, at_once=training.at_once).table()]
-        server = Server(tables=tables, batch_size=1, **({} if here else {"transport": config.transport}))
+        server = Server(tables=tables, batch_size=1, transport=None if here else config.transport)
         stack.callback(server.close)
         server.start()
         collector = make_collector(training.kind, asdict(training.rules), config.imports) if here else None
