@@ -31,7 +31,7 @@ DIGITS: dict[str, Any] = {
     "evaluation_frequency": 5_120,
     "execution": {"max_new_tokens": 3},
     "model": {"scale": 0.1},
-    "token_learner": {"learning_rate": 1e-3, "epochs": 2, "minibatches": 4, "loss": {"entropy_coef": 0.05}},
+    "token_learner": {"learning_rate": 5e-4, "epochs": 2, "minibatches": 4, "loss": {"entropy_coef": 0.02}},
 }
 CARTPOLE: dict[str, Any] = {
     "total_timesteps": 150_000,
