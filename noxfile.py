@@ -47,6 +47,14 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *([] if replay else ["run"]), *session.posargs, env=env)
 
 
+@nox.session
+def rl_loop(session: nox.Session) -> None:
+    """Let the loop of echo-rl learn digits over tcp, shm and grpc, with and without deaths, and CartPole. Arguments go to `python -m benchmarks.rl_loop`."""
+    session.run("python", "tools/torch_cpu.py")
+    session.run("python", "tools/install.py", "echo-core[rl,tcp,shm,grpc]", "echo-rl[gym,engine]")
+    session.run("python", "-m", "benchmarks.rl_loop", *session.posargs)
+
+
 #: Reverb has no wheel after Python 3.11, and needs a TensorFlow and a numpy that conflict with everything else here.
 REVERB = ["dm-reverb==0.14.0", "tensorflow-cpu>=2.15,<2.16", "numpy<2", "psutil>=5.9"]
 

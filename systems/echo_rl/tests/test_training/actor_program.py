@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from echo_core import Ragged
 from echo_rl.rollouts.actor import run_actor
 from echo_rl.rollouts.tickets import Ticket
 
-ROLLOUTS = {"task": np.int64(0), "weight": np.zeros(3, np.float32)}
+#: A record of varying length: the weights, as often as the number of the ticket says.
+ROLLOUTS = {"task": np.int64(0), "weight": Ragged(np.float32, (3,), "row", 16)}
 
 
 class Collector:
-    def collect(self, ticket: Ticket, weights: Any) -> dict[str, Any]:
+    at_once = 2
+
+    def collect(self, tickets: Sequence[Ticket], policy: Any, newer: Any) -> list[dict[str, Any]]:
+        return [self.record(ticket, policy) for ticket in tickets]
+
+    def record(self, ticket: Ticket, policy: Any) -> dict[str, Any]:
         time.sleep(float(sys.argv[2]) * (1 + ticket.number % 3))
-        return {"task": np.int64(ticket.task), "weight": weights.params["weight"]}
+        return {"task": np.int64(ticket.task), "weight": np.tile(policy.params["weight"], (ticket.number % 8, 1))}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import EchoError, EchoTimeoutError, Queue, Server, Table
-from echo_rl.rollouts.actor import result_example
+from echo_core import EchoError, EchoTimeoutError, Server
 from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Tickets
 from echo_rl.training.fleet import Fleet, start_actors
@@ -30,8 +29,7 @@ BATCH = 4
 
 
 def server(address: str = "tcp://127.0.0.1:0", eta: int = 1) -> Server:
-    results = Table("rollouts", result_example(ROLLOUTS), capacity=64, sampler="fifo", rate_limiter=Queue(64))
-    return Server(tables=[results, TicketTable(BATCH * (1 + eta), lease=20.0).table()], batch_size=1, transport=address)
+    return Server(tables=[RolloutLoop.results(ROLLOUTS, 64), TicketTable(BATCH * (1 + eta), lease=20.0, at_once=2).table()], batch_size=1, transport=address)
 
 
 def fleet(address: Any, n: int = 3, seconds: float = 0.01) -> Fleet:
@@ -49,10 +47,16 @@ def train(loop: RolloutLoop, updates: int, tasks: list[int], each: Any = lambda:
         version = loop.tickets.version
         assert len(groups) == BATCH
         for group in groups:
-            made = group.rollouts["weight"].tolist()
-            assert len(set(made)) == 1 and group.ticket.version <= made[0] <= version
+            made, rows = int(group.rollouts["version"]), group.rollouts["weight"]
+            assert rows.shape == (group.ticket.number % 8, 3) and (rows == made).all() and group.ticket.version <= made <= version
             assert int(group.rollouts["task"]) == group.ticket.task == group.ticket.number + 500
             tasks.append(group.ticket.number)
+        packed = loop.packed(groups)
+        assert packed.batch["task"].tolist() == [group.ticket.task for group in groups]
+        assert (
+            np.diff(packed.offsets["row"]).tolist() == [group.ticket.number % 8 for group in groups]
+            and len(packed.batch["weight"]) == packed.offsets["row"][-1]
+        )
         loop.publish(weights(version + 1))
         each()
     assert len(set(tasks)) == len(tasks)
@@ -62,7 +66,7 @@ def train(loop: RolloutLoop, updates: int, tasks: list[int], each: Any = lambda:
 def test_actors_are_killed_and_every_group_is_trained_once(eta: int) -> None:
     generator, tasks = random.Random(eta), []
     with server(eta=eta) as learner, fleet(learner.address) as actors:
-        loop = RolloutLoop(learner, Tickets(BATCH, eta), lambda number: number + 500)
+        loop = RolloutLoop(learner, ROLLOUTS, Tickets(BATCH, eta), lambda number: number + 500, at_once=2)
 
         def kill() -> None:
             if generator.random() < 0.3 and (running := actors.pids):
@@ -72,6 +76,8 @@ def test_actors_are_killed_and_every_group_is_trained_once(eta: int) -> None:
         train(loop, 25, tasks, kill)
         actors.check()
         assert sum(loop.ages.values()) == 25 * BATCH and max(loop.ages) <= eta
+        records, draws = loop.drawn
+        assert records >= 25 * BATCH and draws < records, "several records come in one draw"
 
 
 def test_the_server_is_restarted_and_the_loop_goes_on() -> None:
@@ -79,13 +85,13 @@ def test_the_server_is_restarted_and_the_loop_goes_on() -> None:
     first = server().start()
     address = str(first.address)
     with fleet(address) as actors:
-        loop = RolloutLoop(first, Tickets(BATCH, 1), lambda number: number + 500)
+        loop = RolloutLoop(first, ROLLOUTS, Tickets(BATCH, 1), lambda number: number + 500, at_once=2)
         loop.publish(weights(1))
         train(loop, 5, tasks)
         state = loop.state()
         first.close(restarting=True)
         with server(address) as second:
-            again = RolloutLoop(second, Tickets(BATCH, 1), lambda number: number + 500)
+            again = RolloutLoop(second, ROLLOUTS, Tickets(BATCH, 1), lambda number: number + 500, at_once=2)
             again.restore(state)
             again.publish(weights(again.tickets.version))
             train(again, 10, tasks)
@@ -98,7 +104,7 @@ def test_the_server_is_restarted_and_the_loop_goes_on() -> None:
 
 def test_a_batch_that_is_late_says_what_is_missing() -> None:
     with server() as learner:
-        loop = RolloutLoop(learner, Tickets(BATCH, 1))
+        loop = RolloutLoop(learner, ROLLOUTS, Tickets(BATCH, 1), at_once=2)
         loop.publish(weights(1))
         with pytest.raises(EchoTimeoutError, match=r"0 of 4 groups are there, and the results of tickets 0, 1, .* are missing .*; 0 actors are connected"):
             loop.batch(timeout=0.1)

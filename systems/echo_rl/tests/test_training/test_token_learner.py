@@ -12,12 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from echo_rl.core import GRPOConfig  # noqa: E402
 from echo_rl.engine import Engine, Model, ModelConfig, Request  # noqa: E402
 from echo_rl.environments.digits import DigitsConfig, DigitsEnvironment  # noqa: E402
 from echo_rl.models import TrainableTransformer  # noqa: E402
-from echo_rl.rollouts import Rollout, RolloutSchema, TokenBatch  # noqa: E402
+from echo_rl.rollouts import FINISH_REASONS, Rollout, RolloutSchema, TokenBatch  # noqa: E402
 from echo_rl.training.token_learner import TokenLearner, TokenLearnerConfig  # noqa: E402
-from echo_rl.training.token_losses import TokenLossConfig  # noqa: E402
+from echo_rl.training.token_losses import TokenLossConfig, of_groups  # noqa: E402
 
 CONFIG = ModelConfig("llama", vocab=12, layers=2, heads=2, width=32, inner=64, context=32)
 LOSSES = {
@@ -164,6 +165,27 @@ def test_a_group_without_spread_is_skipped_and_not_trained_on() -> None:
     assert (metrics.steps, metrics.skipped_groups, one.version, one.updates, one.skipped_groups) == (0, 3, 1, 2, 4)
     assert metrics.lag == metrics.most_lag == 1
     assert all(torch.equal(weight, weights[name]) for name, weight in one.model.weights().items())
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce", "ppo"])
+def test_a_rollout_whose_environment_failed_is_left_out(name: str) -> None:
+    """Its reward and its tokens reach neither the loss nor the mean of its group. A group of which one rollout is left, or none, is skipped."""
+    given = batch()
+    failed = spoil(given.finish, [1, 4, 5, 6], FINISH_REASONS.index("error"))
+    other = spoil(given.rewards, [1, 4, 5, 6], 1e6)
+    logprobs = spoil(given.logprobs, slice(given.cu_seqlens[1], given.cu_seqlens[2]), -7.0)
+    one, two = learner(name), learner(name)
+    metrics = one.update(replace(given, finish=failed))
+    assert metrics == two.update(replace(given, finish=failed, rewards=other, logprobs=logprobs)) and same(one.state(), two.state())
+    if name == "grpo":
+        assert metrics.skipped_groups == 2  # the last one has no spread
+        advantages, used = of_groups(given.rewards.astype(float), given.group, GRPOConfig(), failed == 0)
+        three, _ = of_groups(given.rewards[[0, 2, 3]].astype(float), given.group[[0, 2, 3]], GRPOConfig())
+        assert advantages[[0, 2, 3]].tolist() == three.tolist() and advantages[1] == 0 and used.tolist() == [True, False, True, True] + [False] * 8
+    nothing = learner(name)
+    before = nothing.state()["tensors"]
+    assert nothing.update(replace(given, finish=np.full_like(given.finish, 3))).steps == 0
+    assert all(torch.equal(tensor, before[called]) for called, tensor in nothing.state()["tensors"].items())
 
 
 def test_the_gradient_is_clipped() -> None:

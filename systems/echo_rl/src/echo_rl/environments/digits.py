@@ -41,6 +41,9 @@ class DigitsEnvironment:
     Each seed has its own digits, and different seeds may have the same ones. The answer is never in an observation.
     """
 
+    alphabet = "0123456789>"
+    """The characters of observations and answers, for a model that is trained from nothing."""
+
     def __init__(self, config: DigitsConfig | None = None) -> None:
         self.config = config or DigitsConfig()
         self._answer = ""

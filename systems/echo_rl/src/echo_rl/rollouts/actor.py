@@ -1,4 +1,4 @@
-"""An actor: it takes a ticket, makes the rollouts of its task with the policy that the ticket asks for, and sends them to the learner.
+"""An actor: it takes a ticket, makes the rollouts of its task with the policy that the ticket asks for, and sends them to the learner as one record.
 
 The order is what makes a rollout count exactly once although any process may die at any moment: the ticket is done only after the learner has
 acknowledged the result. An actor that dies before that gives its ticket back, by the end of its connection, and another actor gets it.
@@ -6,31 +6,49 @@ acknowledged the result. An actor that dies before that gives its ticket back, b
 
 from __future__ import annotations
 
-import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from echo_core import Client, EchoTimeoutError, JobEnded
-from echo_rl.rollouts.ticket_table import EXAMPLE, NAME, TicketTable
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, JobEnded
+from echo_core.base.errors import HandshakeRefused
+from echo_rl.rollouts.records import result_example
+from echo_rl.rollouts.ticket_table import NAME, TicketTable, example
 from echo_rl.rollouts.tickets import Ticket
 
-if TYPE_CHECKING:
-    from echo_core import Weights
+__all__ = ["Collector", "Policy", "Worked", "run_actor"]
 
-__all__ = ["Collector", "Worked", "result_example", "run_actor"]
+_AGAIN = 0.1  # seconds
 
-_log = logging.getLogger("echo.rl")
+
+class Policy(Protocol):
+    """Published weights, such as ``echo_core.Weights``."""
+
+    @property
+    def params(self) -> Any:
+        """The pytree that the learner has published."""
+
+    @property
+    def version(self) -> int:
+        """The policy version."""
 
 
 class Collector(Protocol):
     """Makes rollouts."""
 
-    def collect(self, ticket: Ticket, weights: Weights) -> Any:
-        """Make all rollouts of a ticket with these weights, and return them as the pytree that the learner's example describes.
+    @property
+    def at_once(self) -> int:
+        """How many tickets an actor takes together: the most of a call of ``collect``."""
 
-        Whatever it raises ends the actor, and the ticket goes to another one.
+    def collect(self, tickets: Sequence[Ticket], policy: Policy, newer: Callable[[int], Policy | None]) -> Sequence[Mapping[str, Any]]:
+        """Make all rollouts of each ticket with this policy, and return each ticket's as the record that the learner's example describes.
+
+        ``newer(version)`` returns a newer policy that has arrived meanwhile, or None. Whatever this raises ends the actor, and the tickets go to
+        other ones.
         """
 
 
@@ -49,45 +67,50 @@ class Worked:
     version: int = 0
 
 
-def result_example(rollouts: Any) -> dict[str, Any]:
-    """The example of the table of results: the rollouts of one ticket, its number, and the policy version that has made them."""
-    return {"number": np.int64(0), "version": np.int64(0), "rollouts": rollouts}
-
-
-def run_actor(address: Any, rollouts: Any, collector: Collector, *, table: str = "rollouts", timeout: float = 60.0, **options: Any) -> Worked:
+def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, table: str = "rollouts", timeout: float = 60.0, **options: Any) -> Worked:
     """Work until the learner ends the job.
 
     Args:
         address: the learner's address.
-        rollouts: an example of what ``collector`` returns.
+        leaves: the example of what ``collector`` returns.
         collector: makes the rollouts.
         table: the name of the table of results.
-        timeout: after how many seconds without a ticket a line in the log says so, and the most seconds that weights, an acknowledgement or a new connection
-            may take.
+        timeout: the most seconds that weights, an acknowledgement or a new connection may take. A ticket is waited for as long as the job lasts.
         options: of ``echo_core.Client``, such as ``token``.
 
     Raises:
         EchoTimeoutError: the learner gave no weights, or took no result, within ``timeout``.
+        HandshakeRefused: the learner describes its records otherwise, or has another version.
         What the collector raises.
     """
     worked = Worked()
-    with Client(address, result_example(rollouts), table=table, tables={NAME: EXAMPLE}, timeout=timeout, **options) as client:
+    with Client(address, result_example(leaves), table=table, tables={NAME: example(collector.at_once)}, timeout=timeout, **options) as client:
+
+        def newer(version: int) -> Policy | None:
+            try:
+                return client.weights(0.0, newer_than=version)
+            except EchoTimeoutError:
+                return None
+
         while True:
             try:
-                lent = TicketTable.take(client, timeout)
-            except EchoTimeoutError:
-                _log.warning("there was no ticket for %.0f s; the learner may be busy, or may wait for another actor", timeout)
-                continue
+                lent = TicketTable.take(client, math.inf)
             except JobEnded:
                 return worked
+            except HandshakeRefused:
+                raise  # the learner that has come back is another one
+            except ConnectionClosedError:
+                time.sleep(_AGAIN)  # the learner is restarted, or the connection was lost; then the tickets have gone back
+                continue
             try:
-                weights = client.weights(timeout, newer_than=lent.ticket.version - 1)
-                result = {"number": np.int64(lent.ticket.number), "version": np.int64(weights.version), "rollouts": collector.collect(lent.ticket, weights)}
-                client.send(result, timeout)
+                policy = client.weights(timeout, newer_than=max(ticket.version for ticket in lent.tickets) - 1)
+                records = collector.collect(lent.tickets, policy, newer)
+                for ticket, record in zip(lent.tickets, records, strict=True):
+                    client.send({**record, "ticket": np.int64(ticket.number), "version": np.int64(policy.version)}, timeout)
                 client.wait(timeout)
                 done = TicketTable.done(client, lent)
             except JobEnded:
                 return worked
-            worked.tickets += 1
-            worked.overtaken += not done
-            worked.version = weights.version
+            worked.tickets += len(lent.tickets)
+            worked.overtaken += 0 if done else len(lent.tickets)
+            worked.version = policy.version

@@ -58,7 +58,8 @@ class Fleet:
     processes for ever.
 
     Args:
-        command: the program and its arguments. ``"{index}"`` in an argument becomes the number of the process, 0 to n - 1.
+        command: the program and its arguments. ``"{index}"`` in an argument becomes the number of the process, 0 to n - 1. Its standard input is a pipe
+            that ends when this process does.
         n: how many processes.
         restarts: how many may be started again within ``within`` seconds.
         env: the environment of the processes; None takes this process's.
@@ -106,7 +107,10 @@ class Fleet:
                 except subprocess.TimeoutExpired:
                     break
             else:
-                return
+                break
+        for process in self._running.values():
+            if process.stdin is not None:
+                process.stdin.close()
 
     def __enter__(self) -> Fleet:
         return self
@@ -115,7 +119,8 @@ class Fleet:
         self.close()
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([part.replace("{index}", str(index)) for part in self._command], env=self._env)
+        # The pipe ends with this process, however it ends, and so the actors know. Ctrl-C reaches this process only, which then ends the job.
+        return subprocess.Popen([part.replace("{index}", str(index)) for part in self._command], env=self._env, stdin=subprocess.PIPE, start_new_session=True)
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK):
@@ -123,6 +128,8 @@ class Fleet:
                 for index, process in list(self._running.items()):
                     if (code := process.poll()) is not None:
                         del self._running[index]
+                        if process.stdin is not None:
+                            process.stdin.close()
                         if code != 0 and self._fault is None:
                             self._died(index, code)
 

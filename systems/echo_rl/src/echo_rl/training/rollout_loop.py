@@ -1,20 +1,32 @@
-"""The learner's end of the loop: it issues tickets, collects results, and hands out one batch of groups for each policy version."""
+"""The learner's end of the loop: it issues tickets, draws their records, and hands out one batch of groups for each policy version."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import optree
 
-from echo_core import EchoTimeoutError, Server
+from echo_core import EchoTimeoutError, Queue, Server, Table
+from echo_rl.rollouts.actor import Collector
+from echo_rl.rollouts.records import PackedRecords, pack, result_example, rows
 from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Group, Tickets
 
-__all__ = ["RolloutLoop"]
+__all__ = ["Published", "RolloutLoop"]
+
+_LOOK = 0.5  # seconds between two looks at the actors while a batch is waited for
+
+
+@dataclass(frozen=True)
+class Published:
+    """The policy that is published now."""
+
+    params: Any
+    version: int
 
 
 class RolloutLoop:
@@ -25,79 +37,148 @@ class RolloutLoop:
         loop.publish(weights)
         while ...:
             groups = loop.batch(timeout=60)
-            weights = update(groups)
+            weights = update(loop.packed(groups))
             loop.publish(weights)
 
     Args:
-        server: has the table of ``TicketTable`` and the table of results, whose example is ``result_example``. It is started, and nothing is published yet.
+        server: has the tables ``TicketTable(...).table()`` and ``results``. It is started, and nothing is published yet.
+        leaves: the example of a record, as the actors have it.
         tickets: how many groups make a batch, and how old they may be.
         task_of: gives the task that belongs to a ticket's number; by default they are the same. A run that is resumed needs the same function.
         table: the name of the table of results.
+        at_once: how many tickets an actor takes together, as the table of tickets was made.
+        collector: makes the rollouts in this process, instead of actors.
 
     Attributes:
         ages: how many groups were trained at each age: the learner's version less the version that has made the rollouts.
+        waited: for how many seconds ``batch`` has waited.
+        drawn: how many records were drawn from the table, and in how many draws.
     """
 
-    def __init__(self, server: Server, tickets: Tickets, task_of: Callable[[int], int] = int, *, table: str = "rollouts") -> None:
+    def __init__(
+        self,
+        server: Server,
+        leaves: Mapping[str, Any],
+        tickets: Tickets,
+        task_of: Callable[[int], int] = int,
+        *,
+        table: str = "rollouts",
+        at_once: int = 1,
+        collector: Collector | None = None,
+    ) -> None:
         self._server, self.tickets, self._task_of, self._table = server, tickets, task_of, server.table(table)
-        self._versions: dict[int, int] = {}  # by ticket: which version made the rollouts that wait
-        self._published = 0
+        self._leaves, self._example, self._collector = dict(leaves), result_example(leaves), collector
+        self._at_once = at_once
+        self._policy: Published | None = None
         self.ages: Counter[int] = Counter()
+        self.waited = 0.0
+        self.drawn = [0, 0]
+
+    @staticmethod
+    def results(leaves: Mapping[str, Any], most: int, *, name: str = "rollouts", max_bytes: int | None = None) -> Table:
+        """The description of the table of results. Its limiter lets no actor send more than ``most`` records that are not drawn."""
+        return Table(name, result_example(leaves), capacity=most, sampler="fifo", rate_limiter=Queue(most), max_bytes=max_bytes)
 
     def publish(self, weights: Any) -> None:
         """Publish the weights of the present version, and issue the tickets that it allows. After a batch this is the next version."""
-        if self._published:
+        if self._policy is not None:
             self.tickets.updated()
-        self._published = self.tickets.version
+        self._policy = Published(weights, self.tickets.version)
         self._server.publish(weights, version=self.tickets.version)
-        TicketTable.offer(self._server, self.tickets.issue(self._task_of))
+        self._offer(self.tickets.issue(self._task_of))
 
-    def batch(self, timeout: float | None = None) -> list[Group]:
-        """Wait for the groups of the next update, in the order of their tickets. Each has the rollouts as arrays of its own.
+    def batch(self, timeout: float | None = None, look: Callable[[], None] = lambda: None) -> list[Group]:
+        """Wait for the groups of the next update, in the order of their tickets. The rollouts of each are one record, whose arrays are its own.
+
+        Args:
+            timeout: in seconds; None waits for ever.
+            look: called about twice a second while this waits. What it raises ends the wait.
 
         Raises EchoTimeoutError if they are not there within ``timeout`` seconds; the message says which tickets are waited for. What has arrived stays.
         """
-        ends = None if timeout is None else time.monotonic() + timeout
-        while (groups := self.tickets.take()) is None:
-            left = None if ends is None else ends - time.monotonic()
-            try:
-                if left is not None and left <= 0:
-                    raise EchoTimeoutError("")
-                sample = self._table.sample(1, left)
-            except EchoTimeoutError:
-                raise EchoTimeoutError(self._late(timeout)) from None
-            assert sample is not None  # a closed server raises
-            self._arrived(optree.tree_map(lambda column: np.array(column[0]), sample.batch))
+        began = time.monotonic()
+        try:
+            while (groups := self.tickets.take()) is None:
+                look()
+                if self._collector is None:
+                    self._wait(began, timeout)
+                else:
+                    self._collect(self._collector)
+        finally:
+            self.waited += time.monotonic() - began
         for group in groups:
-            self.ages[self.tickets.version - self._versions.pop(group.ticket.number)] += 1
+            self.ages[self.tickets.version - int(group.rollouts["version"])] += 1
         return groups
 
-    def _arrived(self, result: Any) -> None:
-        number = int(result["number"])
-        if self.tickets.arrive(number, result["rollouts"]):
-            self._versions[number] = int(result["version"])
+    def packed(self, groups: list[Group]) -> PackedRecords:
+        """The records of groups as one batch, for ``RolloutSchema.unpack``."""
+        return pack([group.rollouts for group in groups], self._leaves)
 
-    def _late(self, timeout: float | None) -> str:
-        missing = self.tickets.missing()
+    def draw(self) -> None:
+        """Take every result that has arrived, so that ``state`` has it."""
+        if self._collector is None and (there := len(self._table)):
+            self._take(there, 0.0)
+
+    def _wait(self, began: float, timeout: float | None) -> None:
+        """Draw what the next update needs, in one draw if nothing else comes first."""
+        arrived, batch = self.tickets.arrived, self.tickets.batch
+        left = _LOOK if timeout is None else min(_LOOK, timeout - (time.monotonic() - began))
+        # With a batch of groups there, an old ticket is missing, and its record is one of the next ones.
+        if left > 0 and self._take(batch - arrived if arrived < batch else 1, left):
+            return
+        # Not all of them are there. The server may stop, so what is there is kept.
+        self.draw()
+        if timeout is not None and time.monotonic() - began >= timeout:
+            raise EchoTimeoutError(self._late(timeout))
+
+    def _take(self, n: int, timeout: float) -> bool:
+        try:
+            sample = self._table.sample(n, timeout)
+        except EchoTimeoutError:
+            return False
+        assert sample is not None  # a closed server raises
+        for record in rows(sample, self._example):
+            self.tickets.arrive(int(record["ticket"]), record)
+        self.drawn[0] += n
+        self.drawn[1] += 1
+        return True
+
+    def _collect(self, collector: Collector) -> None:
+        tickets = self.tickets.missing()[: collector.at_once]
+        assert self._policy is not None
+        for ticket, record in zip(tickets, collector.collect(tickets, self._policy, lambda _: None), strict=True):
+            own = {"ticket": np.int64(ticket.number), "version": np.int64(self._policy.version)}
+            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in {**record, **own}.items()})
+
+    def _offer(self, tickets: list[Any]) -> None:
+        if self._collector is None:
+            TicketTable.offer(self._server, tickets, self._at_once)
+
+    def missing(self) -> str:
+        """What the next update waits for, in words; "" if nothing is missing."""
+        if not (missing := self.tickets.missing()):
+            return ""
         shown = ", ".join(str(ticket.number) for ticket in missing[:8]) + (" ..." if len(missing) > 8 else "")
         return (
-            f"no batch within {timeout} s: {self.tickets.arrived} of {self.tickets.batch} groups are there, and the results of tickets {shown} are missing "
-            f"(the oldest is of version {missing[0].version}, the policy has version {self.tickets.version}); {self._actors()}"
+            f"{self.tickets.arrived} of {self.tickets.batch} groups are there, and the results of tickets {shown} are missing "
+            f"(the oldest is of version {missing[0].version}, the policy has version {self.tickets.version})"
         )
 
-    def _actors(self) -> str:
+    def _late(self, timeout: float | None) -> str:
+        return f"no batch within {timeout} s: {self.missing()}; {self.actors()}"
+
+    def actors(self) -> str:
+        """How many actors are connected, and how many tickets they hold, in words."""
+        if self._collector is not None:
+            return "this process makes the rollouts itself"
         stats = self._server.stats()
         return f"{stats['store/active_connections']} actors are connected, and {stats['table/tickets/on_loan']} tickets are in their hands"
 
     # ---- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs besides the weights: the tickets, the groups that wait, and the ages."""
-        return {
-            "tickets": self.tickets.state(),
-            "versions": {str(number): version for number, version in self._versions.items()},
-            "ages": {str(age): count for age, count in self.ages.items()},
-        }
+        """What ``restore`` needs besides the weights: the tickets, the groups that wait, and the ages. Call ``draw`` first."""
+        return {"tickets": self.tickets.state(), "ages": {str(age): count for age, count in self.ages.items()}, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state at a new server, before the first ``publish``. Tickets without a result are issued again, because their actors may be gone.
@@ -105,6 +186,6 @@ class RolloutLoop:
         Raises ConfigError if the state was made with another batch or bound.
         """
         self.tickets.restore(state["tickets"])
-        self._versions = {int(number): int(version) for number, version in state["versions"].items()}
         self.ages = Counter({int(age): int(count) for age, count in state["ages"].items()})
-        TicketTable.offer(self._server, self.tickets.issue_again())
+        self.waited = float(state["waited"])
+        self._offer(self.tickets.issue_again())

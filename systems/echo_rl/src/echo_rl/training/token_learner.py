@@ -23,6 +23,7 @@ from echo_rl.rollouts import FINISH_REASONS, TokenBatch
 from echo_rl.training.token_losses import Targets, TokenLossConfig, of_groups, of_values, token_loss
 
 Rows = npt.NDArray[np.int64]
+_UNCOUNTED = [FINISH_REASONS.index(reason) for reason in ("error", "abort")]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class TokenMetrics:
         clip_share, mean_correction, capped_share: see ``corrections.CorrectionMetrics``.
         gradient_norm: before it is scaled down.
         lag, most_lag: how many versions older than the learner's the tokens are, on average and at most.
-        reward: the mean of the rollouts.
+        reward: the mean of the rollouts that did not fail.
         rollouts, tokens: how many came, and how many of their tokens count.
         skipped_groups: groups whose rewards are all equal; GRPO leaves them out.
         steps: gradient steps. 0: all groups were skipped, and nothing changed.
@@ -130,6 +131,9 @@ class TokenLearner:
     def update(self, batch: TokenBatch) -> TokenMetrics:
         """Take the gradient steps of one batch, whose prompts may be joined already or not.
 
+        Rollouts that ended with "error" or "abort" say nothing of the policy. They are left out of the loss, of the advantages of their group and of the
+        baseline.
+
         Raises:
             ValueError: an array has another shape than its tokens, a number is not finite, a log-probability is positive, a token that counts has no token
                 before it or comes from a later version, the model does not know a token or is too short for a rollout, or nothing counts. Nothing has
@@ -139,12 +143,13 @@ class TokenLearner:
         mask, ends = batch.mask, batch.cu_seqlens
         self.model.check(self._tensor(batch.tokens), self._tensor(ends))
         rewards = batch.rewards.astype(np.float64)
-        used, skipped = np.ones(len(batch), bool), 0
+        used = ~np.isin(batch.finish, _UNCOUNTED)
+        mean, skipped = (float(rewards[used].mean()) if used.any() else 0.0), 0
         if loss.advantages == "grpo":
-            each, used = of_groups(rewards, batch.group, loss.grpo)
-            skipped = len(np.unique(batch.group[~used]))
+            each, used = of_groups(rewards, batch.group, loss.grpo, used)
+            skipped = len(np.unique(batch.group)) - len(np.unique(batch.group[used]))
         elif loss.advantages == "reinforce":
-            each = rewards - (rewards.mean() if self.baseline is None else self.baseline)
+            each = rewards - (mean if self.baseline is None else self.baseline)
         counts = np.diff(np.concatenate([[0], np.cumsum(mask)])[ends])
         rollouts = np.flatnonzero(used & (counts > 0))
         data = self._before(batch, rollouts)
@@ -160,8 +165,7 @@ class TokenLearner:
         figures, steps = self._steps(batch, data, rollouts)
         self.updates += 1
         self.tokens, self.skipped_groups = self.tokens + int(mask.sum()), self.skipped_groups + skipped
-        mean = float(rewards.mean())
-        if loss.advantages == "reinforce":
+        if loss.advantages == "reinforce" and len(rollouts):
             self.baseline = mean if self.baseline is None else loss.baseline_decay * self.baseline + (1 - loss.baseline_decay) * mean
         sizes: dict[str, Any] = {"reward": mean, "rollouts": len(batch), "tokens": int(mask.sum()), "skipped_groups": skipped, "steps": steps}
         return TokenMetrics(**figures, lag=float(lags.mean()), most_lag=int(lags.max()), **sizes)

@@ -101,16 +101,31 @@ class Targets:
     reference: Tensor | None = None
 
 
-def of_groups(rewards: Floats, group: Ints, config: GRPOConfig) -> tuple[Floats, Bools]:
-    """Return the advantages (N,) of N rollouts beside the others of their group, and whether the rollout's group has a spread (N,).
+def of_groups(rewards: Floats, group: Ints, config: GRPOConfig, counted: Bools | None = None) -> tuple[Floats, Bools]:
+    """Return the advantages (N,) of N rollouts beside the others of their group, and whether the rollout is to be used (N,): its group has a spread.
+
+    Args:
+        counted: (N,): rollouts that are compared with each other. The others have advantage 0, and are not to be used; None counts all of them.
 
     Raises ValueError if groups have different sizes or fewer than 2 rollouts, or if a reward is not finite.
     """
     _, sizes = np.unique(group, return_counts=True)
     if (np.diff(group) < 0).any() or len(set(sizes.tolist())) > 1:
         raise ValueError(f"rollouts of a group must follow one another, and all groups must have one size; the sizes are {sizes.tolist()!r:.80}")
-    found, spread = group_advantages(torch.from_numpy(rewards.reshape(len(sizes), -1).copy()), config)
-    return found.flatten().numpy(), np.repeat(spread.numpy(), sizes)
+    table = rewards.reshape(len(sizes), -1)
+    found, spread = (x.numpy() for x in group_advantages(torch.from_numpy(table.copy()), config))
+    used = np.repeat(spread, sizes)
+    if counted is None or counted.all():
+        return found.flatten(), used
+    advantages = found.copy()
+    inside = counted.reshape(table.shape)
+    for i in np.flatnonzero(~inside.all(1)):
+        advantages[i], kept = 0.0, inside[i]
+        spread[i] = False
+        if kept.sum() > 1:
+            part, one = group_advantages(torch.from_numpy(table[i, kept][None].copy()), config)
+            advantages[i, kept], spread[i] = part[0].numpy(), bool(one[0])
+    return advantages.flatten(), np.repeat(spread, sizes) & counted
 
 
 def of_values(
