@@ -122,7 +122,7 @@ def test_actors_run_where_the_configuration_says() -> None:
     tasks: list[int] = []
     config = {"cluster": {"via": "local", "workers": {"min": 2}}}
     with server() as learner, start_actors(["{python}", PROGRAM, str(learner.address), "0.01"], config=config) as actors:
-        loop = RolloutLoop(learner, Tickets(BATCH, 1), lambda number: number + 500)
+        loop = RolloutLoop(learner, ROLLOUTS, Tickets(BATCH, 1), lambda number: number + 500, at_once=2)
         loop.publish(weights(1))
         train(loop, 5, tasks)
         actors.check()

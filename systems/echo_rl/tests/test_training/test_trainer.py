@@ -105,12 +105,14 @@ def test_an_asynchronous_run_keeps_the_bound_while_actors_are_killed_and_it_can_
     learner = TokenLearnerConfig(learning_rate=1e-3, epochs=2, minibatches=2)
     trainer = EchoRLTrainer(config(10, actor_processes=2, eta=1, token_learner=learner), on_update=look)
     metrics = asyncio.run(trainer.train())
-    assert metrics.updates == 10 and sum(metrics.lags.values()) == 40 and max(metrics.lags) <= 1 and metrics.restarted == 2
+    assert metrics.updates == 10 and sum(metrics.lags.values()) == 40 and max(metrics.lags) <= 1
+    assert 1 <= metrics.restarted <= 2  # the run may end before the second death is noticed
     assert [figures["version"] for figures in metrics.history] == list(range(2, 12)) and any(figures.get("gradient_steps") == 4 for figures in metrics.history)
     assert max(figures.get("most_lag", 0) for figures in metrics.history) <= 1
     stats = seen[0]
     assert stats["rl/updates_total"] == 6 and stats["rl/reward"] >= 0.25 and stats["rl/tokens_per_s"] > 0 and 0 < stats["rl/hit_rate"] < 1
-    assert sum(stats[f"rl/lag_{age}_total"] for age in (0, 1) if f"rl/lag_{age}_total" in stats) == 24 and "waits" in stats["rl/waits"] + "waits"
+    assert sum(stats[f"rl/lag_{age}_total"] for age in (0, 1) if f"rl/lag_{age}_total" in stats) == 24
+    assert "learner" in stats["rl/waits"] or "ticket" in stats["rl/waits"]
 
 
 def test_environments_fail_and_the_others_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:

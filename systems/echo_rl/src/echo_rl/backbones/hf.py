@@ -54,14 +54,14 @@ class TransformersBackbone(Backbone):
             raise BackboneUnavailable(f"{self.name} needs a folder with a model, and {str(model)!r} is none")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        able = device.startswith("cuda") and transformers.utils.is_bitsandbytes_available()
+        able = device.startswith("cuda") and transformers.utils.is_bitsandbytes_available()  # type: ignore[attr-defined]
         if four_bit and not able:
             raise BackboneUnavailable(f"{self.name} needs CUDA and bitsandbytes for 4 bits")
         options: dict[str, Any] = {}
         if able and four_bit is not False:
             options = {"quantization_config": transformers.BitsAndBytesConfig(load_in_4bit=True), "device_map": device}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(self.model, local_files_only=True, trust_remote_code=False, **options)
-        self._model = (loaded if options else loaded.to(device)).eval()
+        self._model = (loaded if options else loaded.to(device)).eval()  # type: ignore[arg-type]
         self.generation = Generation.read(Path(model), self._model.config.vocab_size)
         self.generation.report(self.name)
         # A configuration of our own: that of the folder could bring penalties, of which the log-probabilities would not know.

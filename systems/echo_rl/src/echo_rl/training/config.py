@@ -46,7 +46,7 @@ class TrainingConfig:
         interrupt: what a rollout does when a new policy comes: ``"finish"`` ends with the one that it began with; ``"swap"`` goes on with the new one.
         actor_processes: None starts one for each core, at most ``num_actors``; 0 makes the rollouts in this process.
         seed: of everything. None draws one.
-        planning: a latent plan that conditions a policy of numbers, or None.
+        planning: a latent plan that would condition the policy; it is not there yet, and a value is refused.
         execution: ``max_concurrent_rollouts``, ``max_cache_size``, ``max_new_tokens`` (of an action) and ``scheduler`` are those of each actor's engine, and
             ``timeout`` is the most seconds that a call of the environment may take.
         replay: no algorithm of the trainer uses it; a value is refused.
@@ -125,6 +125,8 @@ class TrainingConfig:
             return f"device must be 'auto', 'cpu' or 'cuda', got {self.device!r}"
         if self.replay is not None:
             return "replay has no use here: the trainer's algorithms train on each rollout once; PrioritizedReplayBuffer stands by itself"
+        if self.planning is not None:
+            return "planning is not there in the trainer yet; LatentPlanningOptimizer stands by itself"
         if self.interrupt == "resume":
             return "interrupt='resume' is not there yet; use 'finish' or 'swap'"
         if self.num_learners > 1:

@@ -52,8 +52,6 @@ class SegmentTraining:
             raise ConfigError(f"algorithm={config.algorithm!r} trains language models, and {config.env_name} observes numbers; use 'ppo'")
         if config.deterministic:
             raise ConfigError("deterministic is for text environments: environments of numbers go on from one segment to the next, and cannot be saved")
-        if config.planning is not None:
-            raise ConfigError("planning is not there in the trainer yet; LatentPlanningOptimizer stands by itself")
         self.config, self.seed = config, seed
         self.batch = max(1, config.processes)
         if config.num_actors % self.batch:
@@ -145,23 +143,11 @@ class SegmentTraining:
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs. Episodes that are being played are not in it."""
-        learner, names = self.learner, [name for name, _ in self.learner.policy.named_parameters()]
-        adam = learner.optimizer.state_dict()["state"]
-        return {
-            "policy": dict(learner.policy.state_dict()),
-            "adam": {names[number]: dict(values) for number, values in adam.items()},
-            "shuffle": learner._shuffle.get_state(),
-        }
+        return self.learner.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state. Raises ValueError if it does not fit."""
-        learner, names = self.learner, [name for name, _ in self.learner.policy.named_parameters()]
-        if unknown := sorted(state["adam"].keys() - set(names)):
-            raise ValueError(f"the state's optimiser has {unknown[0]!r}, which this policy lacks")
-        learner.policy.load_state_dict(state["policy"])
-        groups = learner.optimizer.state_dict()["param_groups"]
-        learner.optimizer.load_state_dict({"state": {names.index(name): values for name, values in state["adam"].items()}, "param_groups": groups})
-        learner._shuffle.set_state(state["shuffle"])
+        self.learner.restore(state)
 
     def close(self) -> None:
         """Close the environments of the evaluation."""
