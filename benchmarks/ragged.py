@@ -1,8 +1,6 @@
-"""Rollouts of varying length from one worker process to the learner: as records, padded, as multipart messages of pyzmq, and through TransferQueue.
+"""Rollouts of varying length from one worker process to the learner: as records, padded, and as multipart messages of pyzmq.
 
-    python -m benchmarks.ragged                                      # prints a table; --seconds, --repeat, --systems
-    pip install TransferQueue==0.1.11                                # in an environment of its own, with echo-core: it brings ray
-    python -m benchmarks.ragged --systems records-16,transferqueue
+    python -m benchmarks.ragged                # prints a table; --seconds, --repeat, --systems. Beside TransferQueue: ./dev transferqueue
 
 A rollout has int32 tokens, float32 log-probabilities, a mask of one byte and int32 versions, 13 bytes for each token, and a reward. Their lengths
 are lognormal from 16 to 4096, 665 on average. The learner ends with packed arrays of 64 rollouts: of padded ones it cuts the padding off, which is
@@ -130,26 +128,6 @@ def learn_multipart(transport: str, per_send: int, start: Callable[..., None]) -
         yield len(packed[-1])
 
 
-def learn_transferqueue(transport: str, per_send: int, start: Callable[..., None]) -> Iterator[int]:
-    """put + get of 256 rollouts of 200 to 8000 tokens in one process, by its key-value interface; the storage units are processes of ray."""
-    import torch
-    import transfer_queue as tq
-    from tensordict import TensorDict
-
-    random = np.random.default_rng(SEED)
-    lengths = random.integers(200, 8000, 256)
-    tq.init()
-    turn = 0
-    while True:
-        keys = [f"{turn}-{i}" for i in range(256)]
-        fields = {name: torch.nested.as_nested_tensor([torch.ones(int(n)) for n in lengths], layout=torch.jagged) for name in ("tokens", "logprobs")}
-        tq.kv_batch_put(keys=keys, partition_id="p", fields=TensorDict(fields, batch_size=256))
-        got = tq.kv_batch_get(keys=keys, partition_id="p")
-        tq.kv_clear(keys=keys, partition_id="p")
-        turn += 1
-        yield len(got)
-
-
 SYSTEMS: dict[str, tuple[Callable[..., Iterator[int]], str, int]] = {
     "records-tcp-1": (learn_records, "tcp://127.0.0.1:0", 1),
     "padded-tcp-1": (learn_padded, "tcp://127.0.0.1:0", 1),
@@ -161,7 +139,6 @@ SYSTEMS: dict[str, tuple[Callable[..., Iterator[int]], str, int]] = {
     "padded-shm-16": (learn_padded, "shm", 16),
     "multipart-1": (learn_multipart, "", 1),
     "multipart-16": (learn_multipart, "", 16),
-    "transferqueue": (learn_transferqueue, "", 1),
 }
 
 
@@ -213,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--systems", default=",".join(name for name in SYSTEMS if name != "transferqueue"))
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
     options = parser.parse_args()
     names = options.systems.split(",")
     if unknown := set(names) - set(SYSTEMS):
