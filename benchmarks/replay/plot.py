@@ -45,17 +45,17 @@ def draw(results: Results, path: Path) -> None:
     """Write the picture of a result file as PNG. Draws whatever of the panels has figures."""
     panels = [(title, [n for n, c in results.cases.items() if c["mode"] in modes and _any(results, n)]) for title, modes in PANELS]
     panels = [(title, names) for title, names in panels if names]
-    columns = min(3, max(1, len(panels)))
+    columns = min(2, max(1, len(panels)))  # more would be too small to read on a phone
     rows = -(-max(1, len(panels)) // columns)
-    height = 3.6 * rows + 0.9
+    height = 3.6 * rows + 1.2
     with plt.rc_context(style()):
-        figure, axes = plt.subplots(rows, columns, figsize=(5.4 * columns, height), squeeze=False)
+        figure, axes = plt.subplots(rows, columns, figsize=(4.8 * columns, height), squeeze=False)
         for axis, (title, names) in zip(axes.flat, panels, strict=False):
             _panel(axis, results, title, names)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
         machine = results.content["machine"]
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.85 / height), h_pad=2.2, w_pad=2.0)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 1.15 / height), h_pad=2.2, w_pad=2.0)
         figure.suptitle("Replay tables: Echo and what one would use otherwise", x=0.012, y=1 - 0.16 / height, ha="left", va="top",
                         fontsize=14, fontweight="bold")  # fmt: skip
         figure.text(0.012, 1 - 0.5 / height, f"{machine['cpu']}, {machine['cores']} cores · Python {machine['python']} · medians, lines "
@@ -63,8 +63,8 @@ def draw(results: Results, path: Path) -> None:
         handles = [Rectangle((0, 0), 1, 1, fc=COLOURS[s], ec="white") for s in results.systems]
         labels = [s if s in ("memcpy", "rows", "echo-remote") else f"{s} {results.content['systems'][s]}" for s in results.systems]
         if handles:
-            figure.legend(handles, labels, loc="upper right", ncols=len(handles), frameon=False, fontsize=8.5,
-                          bbox_to_anchor=(0.995, 1 - 0.05 / height))  # fmt: skip
+            figure.legend(handles, labels, loc="upper left", ncols=len(handles), frameon=False, fontsize=8.5,
+                          columnspacing=1.2, handlelength=1.4, bbox_to_anchor=(0.003, 1 - 0.7 / height))  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
         plt.close(figure)
