@@ -122,6 +122,7 @@ class ProcessClauses:
                 "wait": lambda: worker.wait(),
                 "table": lambda: worker.table(),
                 "sample": lambda: reader.sample(1),
+                "sample_begin": lambda: reader.sample_begin(1).collect(),
                 "sample_mixture": lambda: reader.sample_mixture({"t": 1.0}, 1),
                 "dataset_iter": lambda: next(reader.dataset_iter(1)),
                 "ack": lambda: reader.ack(drawn),
