@@ -25,7 +25,7 @@ from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait, timed_out
 from echo_core.wire.identity import client_number
 from echo_core.wire.labels import label_of, labels_of
-from echo_core.wire.protocol import LABEL_BYTES
+from echo_core.wire.protocol import LABEL_BYTES as _LABEL_BYTES
 
 PyArray_ImportNumPyAPI()
 
@@ -102,8 +102,8 @@ cdef class RecordSender:
             policy_version = self.held.version
         if labels is None:
             labels = labels_of(n, priorities, policy_version)
-        elif len(labels) != n * LABEL_BYTES:
-            raise ValueError(f"the labels of {counted(n, 'sample')} have {n * LABEL_BYTES} bytes, not {len(labels)}")
+        elif len(labels) != n * _LABEL_BYTES:
+            raise ValueError(f"the labels of {counted(n, 'sample')} have {n * _LABEL_BYTES} bytes, not {len(labels)}")
         if n == 0:
             return
         leaves.resize(n * self.flattener.count)
