@@ -10,12 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
+import echo_core
+from echo_core.spec.ragged_leaf import Ragged
+
 __all__ = [
+    "MOST_ROWS",
+    "RECORD_EXAMPLE",
+    "RECORD_LENGTHS",
     "Pair",
     "Tally",
     "assert_same",
     "example",
     "random_like",
+    "record",
+    "record_table",
+    "records",
     "rich_example",
     "sample",
     "stacked",
@@ -155,3 +164,24 @@ def assert_same(got: Any, wanted: Any, namespace: str = "") -> None:
         assert mine.dtype == theirs.dtype, f"leaf {path} is {mine.dtype}, not {theirs.dtype}"
         assert mine.shape == theirs.shape, f"leaf {path} is {mine.shape}, not {theirs.shape}"
         assert mine.tobytes() == theirs.tobytes(), f"leaf {path} arrived with other bits"
+
+
+# ---- samples of varying length ------------------------------------------------------------------------------------------
+
+MOST_ROWS = 200_000  # rows of 4 bytes: such a record is larger than a message of most transports
+RECORD_EXAMPLE = {"tokens": Ragged(np.int32, most=MOST_ROWS), "boxes": Ragged(np.float32, (2,), "box", 9), "number": np.int64(0)}
+#: At both sides of the end of a chunk, and of every size from nothing to the most.
+RECORD_LENGTHS = [0, 1, 237, 238, 239, 240, 241, 242, 5000, 30_000, MOST_ROWS]
+
+
+def record(number: int, length: int) -> dict[str, Any]:
+    random = np.random.default_rng(number)
+    return {"tokens": random.integers(0, 1 << 20, length, np.int32), "boxes": random.random((number % 10, 2), np.float32), "number": number}
+
+
+def records(first: int, count: int) -> list[dict[str, Any]]:
+    return [record(first + i, RECORD_LENGTHS[i % len(RECORD_LENGTHS)]) for i in range(count)]
+
+
+def record_table(**options: Any) -> echo_core.Table:
+    return echo_core.Table("records", RECORD_EXAMPLE, capacity=1000, max_bytes=64 << 20, sampler="fifo", rate_limiter=echo_core.Queue(1000), **options)

@@ -19,7 +19,7 @@ from echo_core.wire.peer import Peer
 from echo_core.wire.transport import Transport
 
 from .processes import LONG
-from .samples import example, sample, stacked
+from .samples import example, record_table, sample, stacked
 
 __all__ = [
     "LARGE",
@@ -238,9 +238,7 @@ def keep(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> No
 
 
 def keep_records(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
-    """A learner with the table of samples of varying length of clauses/records.py, until it is killed; reports its address."""
-    from .clauses.records import record_table
-
+    """A learner with the table of samples of varying length of samples.py, until it is killed; reports its address."""
     with Server(tables=[record_table()], batch_size=1, transport=_at(address, options)) as server:
         ready.send(str(server.address))
         time.sleep(LONG)

@@ -11,7 +11,7 @@ from ..base.installing import how_to_install
 if TYPE_CHECKING:  # the types that core's own signatures name; nothing of them is imported when a program runs
     from echo_replay.mixture import MixedSample as MixedSample
     from echo_replay.remote.pending_sample import PendingSample as PendingSample
-    from echo_replay.remote.remote_table import RemoteSample as RemoteSample
+    from echo_replay.remote.remote_sample import RemoteSample as RemoteSample
     from echo_replay.remote.remote_table import RemoteTable as RemoteTable
 
 __all__ = ["replay_module"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .batch_memory import BatchMemory
-    from .remote_table import Drawing, RemoteInfo, RemoteSample, RemoteTable
+    from .remote_sample import Drawing, RemoteInfo, RemoteSample
     from .turn import Turn
 
 __all__ = ["PendingSample"]
@@ -17,13 +17,12 @@ class PendingSample:
     """A batch that was asked for by `sample_begin`. Collect it once, or withdraw it. If it is dropped instead, its items may still be drawn at the
     server, and are lost then."""
 
-    def __init__(self, table: RemoteTable, drawing: Drawing, turn: Turn, seconds: float) -> None:
-        self._table, self._drawing, self._turn, self._seconds = table, drawing, turn, seconds
+    def __init__(self, drawing: Drawing, turn: Turn, finish: Callable[[], RemoteSample], finish_part: Callable[[], RemoteInfo]) -> None:
+        self._drawing, self._turn, self._finish, self._finish_part = drawing, turn, finish, finish_part
 
     def collect(self) -> RemoteSample:
         """Wait for the batch. It raises the errors of `RemoteTable.sample`; its timeout is the one that `sample_begin` was given."""
-        sample: RemoteSample = self._table._finish(self._drawing, self._seconds)
-        return sample
+        return self._finish()
 
     def collect_into(self, memory: BatchMemory) -> RemoteInfo:
         """Wait for the batch, and copy it behind what `memory` has, without memory of its own. The effective sample size of a part is not
@@ -34,8 +33,7 @@ class PendingSample:
                 it had before.
         """
         self._drawing.memory, self._drawing.comes_back = memory, False
-        first = memory.filled
-        return self._table._info(self._table._draw(self._drawing, self._seconds)[1], memory, first, math.nan)
+        return self._finish_part()
 
     def withdraw(self) -> None:
         """Nobody waits for this batch any more."""

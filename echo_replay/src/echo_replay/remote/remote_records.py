@@ -20,7 +20,8 @@ from ..tables.records.record_sample import RecordSample
 from ..tables.records.record_table import MOST_UNITS_ITEMS
 from . import asking_again
 from .asking_again import FINAL, patience
-from .remote_table import RemoteInfo, RemoteTable
+from .remote_sample import RemoteInfo
+from .remote_table import RemoteTable
 from .turn import Turn
 from .weights import weights_of
 

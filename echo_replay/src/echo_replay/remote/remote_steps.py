@@ -17,7 +17,8 @@ from ..steps.items import Slices
 from ..steps.step_layout import Layout, StepSample
 from .batch_memory import BatchMemory
 from .remote_records import RemoteRecordTable
-from .remote_table import Drawing, RemoteTable, messages_of
+from .remote_sample import Drawing
+from .remote_table import RemoteTable, messages_of
 
 if TYPE_CHECKING:
     from echo_core.client.requests import Requests

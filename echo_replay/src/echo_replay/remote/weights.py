@@ -9,7 +9,7 @@ import numpy as np
 from ..tables.replay_info import importance_weights
 
 if TYPE_CHECKING:
-    from .remote_table import RemoteInfo
+    from .remote_sample import RemoteInfo
 
 __all__ = ["lag_factors", "weights_of"]
 

