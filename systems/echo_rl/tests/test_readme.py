@@ -180,7 +180,7 @@ def test_kernels(capsys: pytest.CaptureFixture[str]) -> None:
 PAGES = [Path(__file__).parents[3] / "docs" / name for name in ("rl.md", "coming-from-echo-rl.md")]
 
 
-@pytest.mark.parametrize(("page", "number"), [(page, i) for page in PAGES for i in range(page.read_text().count("```python "))])
+@pytest.mark.parametrize(("page", "number"), [(page, i) for page in PAGES for i in range(page.read_text().count("```python needs=torch\n"))])
 def test_the_pages_of_the_documentation(page: Path, number: int, tmp_path: Path) -> None:
     code = re.findall(r"```python needs=torch\n(.*?)```", page.read_text(), re.DOTALL)[number]
     (tmp_path / "page.py").write_text(code)

@@ -56,7 +56,7 @@ def test_a_wrong_field_is_named(options: dict[str, Any], words: str) -> None:
     ("options", "words"),
     [
         ({"env_name": "digit"}, "did you mean 'digits'"),
-        ({"env_name": "alfworld"}, "alfworld"),
+        ({"env_name": "no-such-task"}, "no-such-task"),
         ({"batch_size": 100, "group_size": 16}, "batch_size=100 must be a multiple of group_size=16"),
         ({"backbone": "gpt-4o"}, "backbone='gpt-4o' is no folder"),
         ({"env_options": {"length": 99}}, "length has to be"),

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from echo_core import EchoTimeoutError
 from echo_rl.checks import check, optional, real, whole
+from echo_rl.rollouts.actor import Policy
 from echo_rl.rollouts.schema import RolloutSchema
 from echo_rl.rollouts.tickets import Ticket
 from echo_rl.serving.endpoint import Endpoint
 from echo_rl.serving.errors import ApiError
 from echo_rl.serving.sessions.records import Which, group_record
 from echo_rl.serving.sessions.session import EndedSession, Session
-
-if TYPE_CHECKING:
-    from echo_core import Weights
 
 
 class SessionCollector:
@@ -36,6 +34,8 @@ class SessionCollector:
         timeout: For how many seconds all attempts at a ticket may take.
         branch: As in ``group_record``.
     """
+
+    at_once = 1  # one ticket at a time: its attempts run side by side
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class SessionCollector:
         self.endpoint, self.schema, self.seed, self.timeout, self.branch = endpoint, schema, seed, timeout, branch
         self._attempt = attempt
 
-    def collect(self, ticket: Ticket, weights: Weights) -> dict[str, Any]:
-        """Return the record of a ticket: all attempts, or nothing.
+    def collect(self, tickets: Sequence[Ticket], policy: Policy, newer: Callable[[int], Policy | None] | None = None) -> list[dict[str, Any]]:
+        """Return the record of each ticket, made with this policy: all attempts, or nothing. ``newer`` is not used.
 
         If an attempt raises, the sessions of all of them end without a record.
 
@@ -62,8 +62,11 @@ class SessionCollector:
             What the attempt raises, ApiError for a reward that is no number, and SpecError for sessions that do not fit into the record.
         """
         worker = self.endpoint.worker
-        if weights.version > int(worker.stats()["version"]):
-            worker.update_weights({name: torch.from_numpy(np.array(array)) for name, array in weights.params.items()}, weights.version)
+        if policy.version > int(worker.stats()["version"]):
+            worker.update_weights({name: torch.from_numpy(np.array(array)) for name, array in policy.params.items()}, policy.version)
+        return [self._record(ticket) for ticket in tickets]
+
+    def _record(self, ticket: Ticket) -> dict[str, Any]:
         runs = [_Run(self._attempt, self.endpoint.open_session(task=ticket.task, attempt=i, seed=self._seed(ticket.task, i))) for i in range(self.schema.group)]
         end = time.monotonic() + self.timeout
         try:
