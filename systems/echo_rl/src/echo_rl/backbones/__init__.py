@@ -77,8 +77,8 @@ def backbone(name: str, **options: Any) -> Backbone:
     """Return a backbone.
 
     Args:
-        name: One of ``NAMES`` such as ``"gpt-4o"``, what ``register_backbone`` was given, or an adapter and a model such as ``"hf:/models/qwen"``, ``"local:/models/gpt2"``,
-            ``"openai:gpt-4.1-mini"`` or ``"vllm:qwen"``.
+        name: One of ``NAMES`` such as ``"gpt-4o"``, a name that ``register_backbone`` was given, or an adapter and a model such as
+            ``"hf:/models/qwen"``, ``"local:/models/gpt2"``, ``"openai:gpt-4.1-mini"`` or ``"vllm:qwen"``.
         **options: The options of the adapter, for instance ``url=``, ``key=`` or ``prices=``.
 
     Raises:

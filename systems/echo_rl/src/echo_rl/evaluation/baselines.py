@@ -189,9 +189,7 @@ _BASELINES: dict[str, Baseline] = {
     "ppo-rlhf": Baseline(
         _lazily("trained_agents", "PPOAgent"), trains=True, options=_as_numbers, label="PPO on the reward of the environment, without human feedback"
     ),
-    "echo-rl": Baseline(
-        _lazily("trained_agents", "EchoRLAgent"), trains=True, options=_as_numbers, label="EchoRLTrainer with the algorithm of echo_rl_configs"
-    ),
+    "echo-rl": Baseline(_lazily("trained_agents", "EchoRLAgent"), trains=True, options=_as_numbers, label="EchoRLTrainer, as echo_rl_configs says"),
     "impala": Baseline(_refused("the trainer has no V-trace learner"), trains=True, label="IMPALA"),
     "rlaif": Baseline(_refused("it needs a language model as a judge, and the trainer takes the environment's reward only"), trains=True, label="RLAIF"),
 }

@@ -97,9 +97,8 @@ class EchoRLBenchmark:
                 )
         for name in config.backbones:
             if not is_known(name):
-                raise ConfigError(
-                    f"backbones: there is no {name!r}; there are {', '.join(NAMES)}, ADAPTER:MODEL with {', '.join(sorted(adapters()))}, "
-                                  "and register_backbone adds others")  # fmt: skip
+                known = f"{', '.join(NAMES)}, ADAPTER:MODEL with {', '.join(sorted(adapters()))}"
+                raise ConfigError(f"backbones: there is no {name!r}; there are {known}, and register_backbone adds others")
         if unknown := config.task_options.keys() - set(config.tasks):
             raise ConfigError(f"task_options: {', '.join(sorted(unknown))} is none of tasks, {', '.join(config.tasks)}")
         prices = None if config.prices is None else _prices(config.prices)
@@ -173,9 +172,7 @@ class EchoRLBenchmark:
             if name == "task_options":  # another task may join
                 value, old = ({task: options for task, options in one.items() if task in other} for one, other in ((value, old), (old, value)))
             if old != value:
-                raise ConfigError(
-                    f"{self._file.path} has episodes with {name}={old!r}, and this run has {value!r}; give another output_dir, or the same settings"
-                )
+                raise ConfigError(f"{self._file.path} has episodes with {name}={old!r}, and this run has {value!r}; give another output_dir")
         settings["task_options"] = {**before.get("task_options", {}), **settings["task_options"]}
         labels = {**recorded.plan.get("labels", {}), **{method: baseline.label for method, (baseline, _) in self._methods.items()}}
         seeds = list(range(config.num_seeds))
@@ -186,7 +183,7 @@ class EchoRLBenchmark:
         count, (baseline, model) = self.config.num_episodes, self._methods[cell[1]]
         done = {episode.episode for episode in recorded if not episode.fault}
         missing = [number for number in range(count) if number not in done]
-        reason = ""
+        reason, played = "", 0
         if missing and recorded and baseline.trains:
             reason = "episodes of one training are not mixed with those of another; delete the cell's other episodes to have it played anew"
         elif missing:
@@ -194,12 +191,11 @@ class EchoRLBenchmark:
                 with ExitStack() as stack:
                     reason, played = self._play(stack, cell, baseline, model, missing)
             except (NotRun, _Unavailable) as error:
-                reason, played = str(error), 0
-            done |= set(range(count, count + played))
+                reason = str(error)
         if reason:
             _log.info("%s: not run: %s", cell, reason)
             self._file.not_run(cell, reason)
-        self._on_cell(cell, len(done), reason)
+        self._on_cell(cell, len(done) + played, reason)
 
     def _play(self, stack: ExitStack, cell: Cell, baseline: Baseline, model: str, missing: Sequence[int]) -> tuple[str, int]:
         """Play episodes, and record them. Return why the rest is not run, or "", and how many were played."""
@@ -272,10 +268,12 @@ def _episode(environment: CheckedEnvironment, agent: Agent, calls: TimedCalls, c
                 break
     except (EnvironmentFailure, BackboneError) as error:
         fault, late = str(error) or type(error).__name__, isinstance(error, TimeoutFailure)
-    seconds = time.perf_counter() - began
-    spent, trained = getattr(agent, "spent", Spent()), getattr(agent, "trained_steps", None)
-    used = (spent.prompt, spent.made, spent.cached, seconds, spent.cost)
-    return Episode(*cell, number, task_seed, reward, success, steps, *used, trained, fault), late
+    seconds, spent, trained = time.perf_counter() - began, getattr(agent, "spent", Spent()), getattr(agent, "trained_steps", None)
+    task, method, seed = cell
+    counted = Episode(
+        task, method, seed, number, task_seed, reward, success, steps, spent.prompt, spent.made, spent.cached, seconds, spent.cost, trained, fault
+    )
+    return counted, late
 
 
 def _called(calls: TimedCalls, call: Callable[[], Any], what: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded
 from echo_rl.evaluation.statistics import bca_interval, holm, paired_permutation_test
-from echo_rl.training.metrics import mean_interval
+from echo_rl.training.metrics import mean_interval, share_interval
 
 __all__ = ["Report"]
 
@@ -28,7 +28,7 @@ class Report:
         recorded: what ``EpisodesFile.read`` has returned.
 
     Attributes:
-        cells: for each task, method and seed ``episodes``, ``planned``, ``faults``, ``success``, ``return``, and ``not_run``: why it, or the rest of it, was not run.
+        cells: for each task, method and seed ``episodes``, ``planned``, ``faults``, ``success``, ``return``, and ``not_run``: why it or its rest was not run.
         rows: for each task and method the figures over all its seeds; empty ones have only ``not_run``.
         comparisons: for each two methods of a task the difference of their means, and the p value of a permutation test, raw and by Holm's method.
     """
@@ -63,12 +63,13 @@ class Report:
 
     def markdown(self) -> str:
         """The report as a page."""
-        head = ("method", "seeds", "episodes", "success@1", "return", "steps", "etps", "cost per success", "KV reuse", "faults")
+        head: tuple[str, ...] = ("method", "seeds", "episodes", "success@1", "return", "steps", "etps", "cost per success", "KV reuse", "faults")
         lines = ["# Benchmark", ""]
         for task in dict.fromkeys(row["task"] for row in self.rows):
             lines += [f"## {task}", "", *_table(head, [_shown(row) for row in self.rows if row["task"] == task]), ""]
         lines += [
-            "Brackets after success@1: 95 % t interval of the seeds' means. Brackets after return: 95 % BCa bootstrap interval of the episodes.",
+            "Brackets after success@1: 95 % t interval of the seeds' means; with *, where seeds are equal or there is one, Wilson's interval of the",
+            "episodes. Brackets after return: 95 % BCa bootstrap interval of the episodes.",
             "etps: tokens that the language model made, by all seconds of the episodes. Costs: by the user's prices.",
             "",
         ]
@@ -111,7 +112,7 @@ class Report:
                 axis.set(xlim=(-0.05, 1.05))
             axis.grid(axis="x", alpha=0.3)
         axes[0].set_yticks(range(len(methods)), methods)
-        figure.suptitle("mean, 95 % t interval over seeds, and each seed", fontsize=9)
+        figure.suptitle("mean, 95 % interval, and each seed (gray)", fontsize=9)
         figure.savefig(file, dpi=110)
         return True
 
@@ -162,7 +163,7 @@ def _row(task: str, method: str, episodes: Sequence[Episode], cells: Sequence[di
     return {
         **row,
         "seeds": len(seeds),
-        "success": None if solved is None else _mean([float(bool(e.success)) for e in episodes], [fmean(bool(e.success) for e in one) for one in by_seed]),
+        "success": None if solved is None else _share([bool(e.success) for e in episodes], [fmean(bool(e.success) for e in one) for one in by_seed]),
         "return": _mean([e.reward for e in episodes], [fmean(e.reward for e in one) for one in by_seed]),
         "steps": fmean(e.steps for e in episodes),
         "seconds": seconds,
@@ -181,7 +182,16 @@ def _row(task: str, method: str, episodes: Sequence[Episode], cells: Sequence[di
 def _mean(values: Sequence[float], seeds: Sequence[float]) -> dict[str, Any]:
     """A mean over episodes with the t interval of the seeds' means, and the bootstrap's of the episodes."""
     (low, high), (bca_low, bca_high) = mean_interval(seeds), bca_interval(values)
-    return {"mean": fmean(values), "low": low, "high": high, "bca_low": bca_low, "bca_high": bca_high, "seeds": list(seeds)}
+    return {"mean": fmean(values), "interval": "t", "low": low, "high": high, "bca_low": bca_low, "bca_high": bca_high, "seeds": list(seeds)}
+
+
+def _share(solved: Sequence[bool], seeds: Sequence[float]) -> dict[str, Any]:
+    """As ``_mean``. Where the seeds do not differ, t would give an interval without width, as if nothing else could happen: it is Wilson's, of the episodes."""
+    found = _mean([float(one) for one in solved], seeds)
+    if len(seeds) < 2 or min(seeds) == max(seeds):
+        found["low"], found["high"] = share_interval(sum(solved), len(solved))
+        return {**found, "interval": "wilson"}
+    return {**found, "low": max(0.0, found["low"]), "high": min(1.0, found["high"])}
 
 
 def _compared(task: str, first: str, second: str, one: Sequence[Episode], two: Sequence[Episode]) -> dict[str, Any] | None:
@@ -196,7 +206,7 @@ def _compared(task: str, first: str, second: str, one: Sequence[Episode], two: S
     if any(e.trained_steps is not None for e in (*one, *two)):  # the episodes of one training are not independent of each other
         unit, seeds = "seed", sorted({seed for seed, _ in keys})
         values = [[fmean(value for value, key in zip(each, keys, strict=True) if key[0] == seed) for seed in seeds] for each in values]
-    p = paired_permutation_test(*values)
+    p = paired_permutation_test(values[0], values[1])
     return {"task": task, "first": first, "second": second, "figure": figure, "difference": mean, "pairs": len(values[0]), "unit": unit, "p": p}
 
 
@@ -215,8 +225,8 @@ def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
         f"{row['method']}{'' if row['trained_steps'] is None else ' (trained for ' + format(row['trained_steps'], ',').replace(',', ' ') + ' steps)'}",
         row["seeds"],
         row["episodes"],
-        "the task has none" if success is None else _interval(success["mean"], max(0.0, success["low"]), min(1.0, success["high"]), success["low"]),
-        _interval(reward["mean"], reward["bca_low"], reward["bca_high"], reward["bca_low"]),
+        "the task has none" if success is None else _interval(success["mean"], success["low"], success["high"]) + ("" if success["interval"] == "t" else " *"),
+        _interval(reward["mean"], reward["bca_low"], reward["bca_high"]),
         f"{row['steps']:.1f}",
         "" if row["etps"] is None else f"{row['etps']:.1f}",
         cost,
@@ -230,8 +240,8 @@ def _shown_cell(cell: dict[str, Any]) -> tuple[Any, ...]:
     return f"{cell['episodes']} of {cell['planned']}" if cell["planned"] else cell["episodes"], success, reward, cell["not_run"]
 
 
-def _interval(mean: float, low: float, high: float, known: float) -> str:
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]" if math.isfinite(known) else f"{mean:.3f}"
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]" if math.isfinite(low) else f"{mean:.3f}"
 
 
 def _p(p: float) -> str:
