@@ -252,16 +252,18 @@ def test_an_environment_that_hangs_ends_its_cell(tmp_path: Path) -> None:
 
 
 def test_wrong_names_are_errors(tmp_path: Path) -> None:
-    for given, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"tasks": ["minigrit"]}, "tasks: there is no environment 'minigrit'"),
         ({"backbones": ["gtp-4o"], "baselines": ["react"]}, "backbones: there is no 'gtp-4o'"),
         ({"baselines": ["reakt"]}, "there is no baseline 'reakt'"),
         ({"baselines": ["react"]}, "react needs a language model"),
         ({"task_options": {"arc": {}}}, "task_options: arc is none of tasks"),
         ({"prices": "/none.toml"}, "prices: /none.toml"),
-    ):
+    ]
+    for given, message in wrong:
+        fields: dict[str, Any] = {"tasks": ["digits"], "output_dir": str(tmp_path), **given}
         with pytest.raises(ConfigError, match=message):
-            EchoRLBenchmark(BenchmarkConfig(**{"tasks": ["digits"], "output_dir": str(tmp_path), **given}))
+            EchoRLBenchmark(BenchmarkConfig(**fields))
     with pytest.raises(ValueError, match="tasks must be a list of names"):
         BenchmarkConfig("alfworld")
     with pytest.raises(ConfigError, match="a baseline 'react' already"):

@@ -21,7 +21,7 @@ def test_bca_is_scipys() -> None:
 
 def test_bca_of_too_few_or_equal_values() -> None:
     assert bca_interval([1.0]) == (-math.inf, math.inf)
-    assert bca_interval([0.1] * 9) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert bca_interval([0.1] * 9) == pytest.approx((0.1, 0.1))
 
 
 def test_the_permutation_test_is_scipys() -> None:
