@@ -21,7 +21,8 @@ from benchmarks.processes import allow_open_files
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each worker: 256 KiB
 FRAME_SAMPLES = 4
 EXAMPLE = {"filling": np.zeros(SAMPLE_BYTES - 8, np.uint8), "number": np.zeros((), np.int32), "worker": np.zeros((), np.int32)}
-BUFFER_BYTES = 32 << 10  # in the kernel, at each end: with 8 192 connections it holds 512 MB instead of what it likes
+BUFFER_BYTES = 8 << 10  # in the kernel, at each end (it takes some times as much): most of what a worker sends waits for the server
+UNDER_WAY = 512  # attempts to connect at once, of a process: if it begins with thousands, it is too slow to finish any in time, as no worker is
 PING_SECONDS = 10.0  # as a client does with the default `silence`
 
 
@@ -69,9 +70,12 @@ class Crowd:
         from echo_core.wire.protocol import Kind, frame
 
         now = time.monotonic()
+        under_way = sum(worker.sock is not None and not worker.connected for worker in self.workers)
         for worker in self.workers:
             if worker.sock is None and worker.dial_at <= now:
-                self._dial(worker, now)
+                if under_way < UNDER_WAY:
+                    under_way += 1
+                    self._dial(worker, now)
             elif worker.sock is not None and not worker.connected and worker.attempt_ends < now:
                 self._lose(worker)
         if now > self._ping_at:
@@ -100,9 +104,7 @@ class Crowd:
 
         self.attempts += 1
         worker.attempt_ends = now + ATTEMPT_SECONDS
-        worker.handshake = ClientHandshake(
-            self.spec, self.token, worker.client, worker.acknowledged, name=f"worker-{worker.index}", session=worker.session
-        )
+        worker.handshake = ClientHandshake(self.spec, self.token, worker.client, worker.acknowledged, name=f"worker-{worker.index}", session=worker.session)
         worker.out, worker.heard = bytearray(worker.handshake.start()), bytearray()
         worker.sock = sock = socket.socket()
         sock.setblocking(False)
@@ -181,8 +183,8 @@ class Crowd:
         from echo_core.wire.protocol import Kind, pack_header
 
         numbers = np.arange(worker.next, worker.next + count, dtype=np.int32)
-        columns = {"filling": np.full((count, SAMPLE_BYTES - 8), worker.index % 251, np.uint8), "number": numbers, "worker": np.full(count, worker.index, np.int32)}
-        payload = b"".join(columns[name].tobytes() for name in sorted(columns))  # as a spec orders the leaves of a dict
+        filling = np.full((count, SAMPLE_BYTES - 8), worker.index % 251, np.uint8)
+        payload = b"".join(leaf.tobytes() for leaf in (filling, numbers, np.full(count, worker.index, np.int32)))  # in the order of the spec
         worker.next += count
         return pack_header(Kind.DATA, count=count, seq=worker.next - count + 1, length=len(payload)) + payload
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
 
-MOST_WORKERS = 1 << 24  # where the search for a limit ends
+MOST = 1 << 24  # workers or shards, where the search for a limit ends
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Job:
     memory: float = 32e9  # of a server, for connections
     kernel_memory: float = 6.3e6  # that one connection holds when the server does not read: the usual most of tcp_rmem
     max_connections: int = 4096
-    descriptors: int = 524_288  # the usual hard limit of a service
+    descriptors: int = 1024  # the usual soft limit (ulimit -n)
     connection_rate: float = 250.0  # max_connection_rate; four times as many may come at once
     patience: float = 30.0  # seconds in which a worker tries to come back
 
@@ -93,7 +93,7 @@ def loads(constants: Constants, job: Job, workers: int, shards: int) -> list[Loa
         Load("relays-cpu", "weights through relays: CPU", nodes * a_version / constants.weights, 1.0, "cores", "a tree of relays", True),
         Load("learner-weights", "learner's weights to all shards: network", shards * a_version, job.network, "B/s", "a tree of relays"),
         Load("connections", "connections", connections, job.max_connections, "", "raise max_connections, or more shards"),
-        Load("descriptors", "descriptors", connections * constants.descriptors_server, job.descriptors, "", "raise the hard limit (ulimit -Hn)"),
+        Load("descriptors", "descriptors", connections * constants.descriptors_server, job.descriptors, "", "raise the limit (ulimit -n, LimitNOFILE)"),
         Load("memory", "memory of idle connections", connections * constants.memory_server, job.memory, "B", shard),
         Load("memory-full", "memory while the server does not read", connections * (constants.memory_server + job.kernel_memory), job.memory, "B", memory),
         Load("door", "all reconnect: wait at the door", waiting, job.patience, "s", "raise max_connection_rate, or timeout of the workers"),
@@ -103,7 +103,9 @@ def loads(constants: Constants, job: Job, workers: int, shards: int) -> list[Loa
         Load("experience-cpu", "experience in: CPU", arriving / constants.inserts, 1.0, "cores", f"num_threads, or {shard}"),
         Load("requests", "draws of single items (tasks): CPU", own * job.requests / constants.requests, 1.0, "cores", "larger draws, or more shards"),
         Load("draws", "learner draws all that comes: CPU of a server", arriving / constants.draws, 1.0, "cores", shard),
-        Load("intake", "one learner takes all that comes: network", workers * job.items * constants.item_bytes, job.network, "B/s", "several learners, or replay"),
+        Load(
+            "intake", "one learner takes all that comes: network", workers * job.items * constants.item_bytes, job.network, "B/s", "several learners, or replay"
+        ),
     ]
 
 
@@ -113,18 +115,19 @@ def first(found: Iterable[Load], relays: bool) -> Load:
 
 
 def breaking(constants: Constants, job: Job, key: str) -> float:
-    """The most workers on one server with which the quantity `key` is within its limit; infinite above 16 million.
+    """The most workers on one server with which the quantity `key` is within its limit, or of "learner-weights" the most shards; infinite above 16 million.
 
     Raises:
         KeyError: there is no such quantity.
     """
 
-    def fits(workers: int) -> bool:
-        return {load.key: load for load in loads(constants, job, workers, 1)}[key].use <= 1
+    def fits(count: int) -> bool:
+        found = loads(constants, job, count, count if key == "learner-weights" else 1)
+        return {load.key: load for load in found}[key].use <= 1
 
-    if fits(MOST_WORKERS):
+    if fits(MOST):
         return inf
-    low, high = 0, MOST_WORKERS
+    low, high = 0, MOST
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
