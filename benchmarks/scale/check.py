@@ -36,7 +36,9 @@ def learner(link: Connection, port: int, workers: int) -> None:
         seen = np.zeros((workers, last - first), np.uint8)
         batches, fairness, middle, begun = workers * (last - first) // BATCH_SIZE, 0.0, 0.0, time.monotonic()
         for number in range(batches):
-            batch, _ = server.sample(LONG)
+            if (drawn := server.sample(LONG)) is None:
+                raise RuntimeError("the server was closed")
+            batch, _ = drawn
             if not (batch["filling"] == (batch["worker"] % 251)[:, None]).all():
                 raise RuntimeError("a sample is not whole")
             np.add.at(seen, (batch["worker"], batch["number"] - first), 1)
@@ -44,7 +46,7 @@ def learner(link: Connection, port: int, workers: int) -> None:
                 taken = seen.sum(1, dtype=np.int64)
                 low, high = np.percentile(taken, (1, 99))
                 fairness, middle = float(taken.max() / max(1, taken.min())), float(high / max(1.0, low))
-            del batch
+            del batch, drawn
             time.sleep(max(0.0, begun + number * BATCH_SIZE * SAMPLE_BYTES / PACE - time.monotonic()))
         return {
             "lost": int((seen == 0).sum()),

@@ -21,7 +21,12 @@ from benchmarks.processes import allow_open_files, cpu_seconds
 from benchmarks.scale.model import Constants
 
 PATIENCE = 120.0  # seconds
-ITEM = {"frame": np.zeros((84, 84, 4), np.uint8), "action": np.zeros((), np.int64), "reward": np.zeros((), np.float32), "done": np.zeros((), np.bool_)}
+ITEM: dict[str, np.ndarray] = {
+    "frame": np.zeros((84, 84, 4), np.uint8),
+    "action": np.zeros((), np.int64),
+    "reward": np.zeros((), np.float32),
+    "done": np.zeros((), np.bool_),
+}
 ITEM_BYTES = sum(leaf.nbytes for leaf in ITEM.values())
 CLIENTS, SUBSCRIBERS = 100, 8
 WEIGHTS_BYTES = 16 << 20

@@ -77,7 +77,7 @@ def _lines(axis: Axes, constants: Constants, job: Job) -> None:
     for key, (label, colour) in LINES.items():
         axis.plot(shards, [max(column[key], 1e-4) for column in columns], color=colour, linewidth=3, label=label)
     axis.axhline(1, color="#24292f", linewidth=1.5, linestyle="--")
-    axis.text(1.05, 1.15, "limit")
+    axis.text(100, 1.12, "limit", ha="right")
     axis.set(xscale="log", yscale="log", xlim=(1, MOST_SHARDS), ylim=(0.003, 100), xlabel="servers (shards)")
     axis.set_title("10 000 workers: load over limit")
     for each in (axis.xaxis, axis.yaxis):
