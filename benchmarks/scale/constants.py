@@ -6,6 +6,7 @@ Costs are CPU time of the process in question, so that other programs on the mac
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -44,12 +45,18 @@ def answer(link: Connection, commands: dict[str, Callable[..., Any]]) -> None:
         link.send(commands[name](*arguments))
 
 
+def child(target: Callable[..., None], *arguments: Any) -> None:
+    """Run `target`, undisturbed by the Ctrl-C that the whole group of processes gets: the parent ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    target(*arguments)
+
+
 class Remote:
     """A process that carries out commands. `target(link, *arguments)` first sends one message, which is `hello`."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         self.link, theirs = multiprocessing.Pipe()
-        self.process: SpawnProcess = multiprocessing.get_context("spawn").Process(target=target, args=(theirs, *arguments), daemon=True)
+        self.process: SpawnProcess = multiprocessing.get_context("spawn").Process(target=child, args=(target, theirs, *arguments), daemon=True)
         self.process.start()
         theirs.close()
         self.hello = self.receive()
@@ -83,7 +90,7 @@ class Remote:
     def end(self) -> None:
         """End the process, by force if it does not end by itself."""
         self.link.close()
-        self.process.join(10)
+        self.process.join(3)
         self.process.kill()
         self.process.join()
 
