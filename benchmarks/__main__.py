@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks run|replay|merge|table|plot|compare|cases``."""
+"""The command line: ``python -m benchmarks run|replay|scale|merge|table|plot|compare|cases``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from benchmarks import harness, merge, report, suites
 from benchmarks.cases import Case, select
 from benchmarks.harness import Result, Settings
 from benchmarks.results import Results
+from benchmarks.scale import command as scale
 
 FULL = Settings()
 QUICK = Settings(repeat=3, seconds=0.8, warmup=0.4)
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         run.add_argument("--quick", action="store_true", help="fewer cases, shorter runs: some minutes")
         run.add_argument("--out", type=Path, default=Path("build/benchmarks"), metavar="DIR")
         run.set_defaults(suite=suite)
+    scale.configure(commands.add_parser("scale", help="how many workers a server can have: measured constants in a model, or a check with real connections"))
     joined = commands.add_parser("merge", help="result files of parts of a suite as one")
     joined.add_argument("files", type=Path, nargs="+", metavar="FILE")
     joined.add_argument("--out", type=Path, required=True, metavar="FILE")
@@ -111,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command in RUNS:
             _run(args)
+        elif args.command == "scale":
+            scale.run(args)
         elif args.command == "merge":
             content = merge.merge([Results.load(file) for file in args.files])
             args.out.write_text(json.dumps(content, indent=1) + "\n")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from benchmarks.replay import adapters as replay_adapters  # noqa: E402
 from benchmarks.replay import bars as replay_bars  # noqa: E402
 from benchmarks.replay import cases as replay_cases  # noqa: E402
 from benchmarks.results import Results, Spread  # noqa: E402
+from benchmarks.scale import report as scale_report  # noqa: E402
+from benchmarks.scale.model import Constants, Job, breaking, first, loads  # noqa: E402
 from benchmarks.strangers import UNHEARING  # noqa: E402
 from benchmarks.systems import Entry  # noqa: E402
 
@@ -50,6 +52,42 @@ def test_the_strategies_are_measured_beside_others(tmp_path: Path, capsys: pytes
         runs = [es_strategies.converge(system, es_strategies.PROBLEMS["sphere"], 1, to_target=True) for system in search]
         assert max(runs) < 2 * min(runs)
     assert "cmaes.SepCMA" in capsys.readouterr().out
+
+
+def test_the_model_of_scale_finds_what_breaks_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: 100 MB every 30 s are 3.33 MB/s for a worker, of which 1.17 GB/s carry 351."""
+    rates = {"weights": 4e9, "inserts": 2e5, "draws": 5e4, "requests": 4e3}
+    for_each = {"handshake_server": 1e-3, "handshake_client": 1e-2, "memory_server": 4e3, "memory_client": 1e5, "idle_server": 1e-6}
+    measured = Constants(**rates, **for_each, descriptors_server=1.0, descriptors_client=2.0, threads_client=2.0, item_bytes=28_000)
+    job = Job()
+    one = {load.key: load for load in loads(measured, job, 6_400, 1)}
+    ten = {load.key: load for load in loads(measured, job, 6_400, 10)}
+    assert one["weights-cpu"].amount == pytest.approx(6_400 * 100e6 / 30 / 4e9)
+    assert one["relays-network"].amount == pytest.approx(100 * 100e6 / 30)  # 64 workers to a relay
+    assert one["connections"].amount == 12_800 and ten["connections"].amount == 1_280
+    assert one["door"].amount == pytest.approx((12_800 - 1_000) / 250) and one["handshakes"].amount == pytest.approx(12.8)
+    assert ten["door"].amount == pytest.approx(280 / 250)
+    assert ten["intake"].use == one["intake"].use == pytest.approx(6_400 * 10 * 28_000 / 1.17e9)  # shards do not help one learner
+    assert ten["experience-cpu"].amount == pytest.approx(6_400 / 10 * 10 / 2e5)
+    assert first(one.values(), relays=False).key == first(ten.values(), relays=False).key == "weights-network"
+    assert first(one.values(), relays=True).key == "descriptors" and first(ten.values(), relays=True).key == "intake"
+    assert breaking(measured, job, "weights-network") == 351 and breaking(measured, job, "learner-weights") == 351
+    assert breaking(measured, job, "connections") == 2_048 and breaking(measured, job, "experience-cpu") == 20_000
+    assert breaking(measured, replace(job, connection_rate=0), "door") == float("inf")
+    for key, found in one.items():  # the limit that is told agrees with the load
+        if key not in ("learner-weights", "intake") and (most := breaking(measured, job, key)) < 1e6:
+            uses = [{load.key: load.use for load in loads(measured, job, int(workers), 1)}[key] for workers in (most, most + 1)]
+            assert uses[0] <= 1 < uses[1], found.title
+    with pytest.raises(ValueError, match="at least 1, not 0 and 1"):
+        loads(measured, job, 0, 1)
+    file = tmp_path / "scale.json"
+    file.write_text(json.dumps({"constants": {**asdict(measured), "draws": -1}}))
+    command = ["scale", "--constants", str(file), "--out", str(tmp_path)]
+    assert main(command) == 2 and "draws must be a number of at least 0" in capsys.readouterr().err
+    file.write_text(json.dumps({"constants": asdict(measured)}))
+    assert main([*command, "--items", "0"]) == 2 and "--items must be above 0" in capsys.readouterr().err
+    assert main(["scale", "--check", "0"]) == 2 and "--check 0" in capsys.readouterr().err
+    assert "| experience in: CPU | 1 core | 0.1 cores (10%) |" in scale_report.text(measured, replace(job, items=20.0))
 
 
 def need(system: str) -> None:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,6 +54,9 @@ class ServerState(Store):
         self._token_source: tokens.TokenSource | None = None
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
+        # The same peers again, so that nobody's arrival costs more because thousands are here: the workers by owner, and all by name.
+        self._owners: dict[Hashable, dict[int, Peer]] = {}
+        self._names: dict[str, dict[int, Peer]] = {}
         self._taps = Taps()
         self.identities = Identities()
         self.client_memory = ClientMemory(client_memory)
@@ -114,17 +117,18 @@ class ServerState(Store):
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:
             # Statistics and messages identify clients by name, so two clients of one process or script need different names.
-            others = list(self._peers.values())
-            mine = next((other for other in others if other.owner == peer.owner), None)
-            taken = {other.name for other in others if other.id != peer.id}
+            mine = next(iter(self._owners.get(peer.owner, {}).values()), None)
             if mine is not None:
                 peer.name = mine.name
-            elif peer.name in taken:
-                peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
+            elif self._taken(peer.name, peer):
+                peer.name = next(name for n in itertools.count(2) if not self._taken(name := f"{peer.name}#{n}", peer))
             if peer.memory is None:
                 self.held.open(peer, self.client_memory)
             peer.memory.name = peer.name  # type: ignore[union-attr]
             self._peers[id(peer)] = peer
+            self._names.setdefault(peer.name, {})[id(peer)] = peer
+            if peer.role == "worker":
+                self._owners.setdefault(peer.owner, {})[id(peer)] = peer
             self._count_workers()
         if peer.role == "worker":
             self._storage(peer.table or None).peer_here(peer)
@@ -135,8 +139,11 @@ class ServerState(Store):
     def _peer_lost(self, peer: Peer, reason: str) -> None:
         with self._lock:
             self._peers.pop(id(peer), None)
-            workers = self._count_workers()
-            left = all(other.owner != peer.owner for other in self._peers.values() if other.role == "worker")
+            _remove(self._names, peer.name, peer)
+            _remove(self._owners, peer.owner, peer)
+            self._count_workers()
+            workers = [other.id for other in self._peers.values() if other.role == "worker"]
+            left = peer.owner not in self._owners
         self.held.forget(peer)
         self._parked.forget(peer)
         self._calls.forget(peer, left)
@@ -148,14 +155,22 @@ class ServerState(Store):
         if left:
             discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 
-    def _count_workers(self) -> list[str]:
-        """Tell the storages how many workers are connected; return the ids of their connections. `_lock` is held."""
-        connections = [peer for peer in self._peers.values() if peer.role == "worker"]
-        workers = len({peer.owner for peer in connections})
+    def _taken(self, name: str, peer: Peer) -> bool:
+        """Whether another client than that of `peer` has this name. `_lock` is held."""
+        return any(other.id != peer.id for other in self._names.get(name, {}).values())
+
+    def _count_workers(self) -> None:
+        """Tell the storages how many workers are connected. `_lock` is held."""
         for storage in self.storages.values():
-            storage.count_workers(workers)
-        return [peer.id for peer in connections]
+            storage.count_workers(len(self._owners))
 
 
 def _has(peers: dict[int, Peer], peer: Peer) -> bool:
     return any(peers.get(id(each)) is each for each in peer.connections or (peer,))
+
+
+def _remove(peers: dict[Any, dict[int, Peer]], key: Hashable, peer: Peer) -> None:
+    """Remove `peer` from those with this key, if it is there, and the key with its last peer."""
+    found = peers.get(key, {})
+    if found.pop(id(peer), None) is not None and not found:
+        del peers[key]
