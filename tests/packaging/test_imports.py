@@ -45,6 +45,7 @@ ALLOWED = {
     "one_peer.py": {"fifo"},  # a clause about two tables
     "leftovers.py": {"fifo"},  # a table of steps
     "records.py": {"fifo", "prioritized"},  # tables of samples of varying length
+    "samples.py": {"fifo"},  # the same
     "server.py": {"fifo"},
     "arguments.py": {"fifo"},
     "table.py": {"fifo", "uniform"},  # the remover of the same name, which is core's own; the only sampler that slices of steps leave as it is
