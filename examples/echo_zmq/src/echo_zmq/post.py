@@ -162,7 +162,7 @@ class LearnersPost(Post):
         if channel is not None:
             channel.take(message)
         elif bytes(message[:1]) == HELLO and not self.deaf and self.arrivals.qsize() < self._most:
-            channel = self.channels[identity] = ZmqChannel(str(frames[1].get("Peer-Address")), self.ring)
+            channel = self.channels[identity] = ZmqChannel(peer_address(frames[1]), self.ring)
             self.arrivals.put(channel)
         elif bytes(message[:1]) != END:
             self.send(identity, END)  # its channel is over, whatever it thinks
@@ -173,3 +173,11 @@ class LearnersPost(Post):
         except zmq.ZMQError:
             if identity in self.channels:
                 self.channels[identity].lose(ConnectionResetError("the worker hung up"))
+
+
+def peer_address(message: zmq.Frame) -> str:
+    """The address that a message came from. ZeroMQ knows none for a peer of ZMTP 1.0, which any noise can look like."""
+    try:
+        return str(message.get("Peer-Address"))
+    except zmq.ZMQError:
+        return "an unknown address"
