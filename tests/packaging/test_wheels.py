@@ -110,6 +110,7 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
         "echo_core/store/wait/patience.pxd",
         "echo_core/store/wait/space_eventfds.hpp",
         "echo_core/wire/reservation.pxd",
+        "echo_core/base/memory/fork_count.hpp",
         "echo_core/base/memory/page_lock.hpp",
         "echo_core/base/memory/page_lock.pxd",
         "echo_core/include/echo_capi.h",

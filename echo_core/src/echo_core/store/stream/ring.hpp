@@ -18,6 +18,7 @@
 #include <mutex>
 #include <vector>
 
+#include "../../base/memory/fork_count.hpp"
 #include "../wait/space_eventfds.hpp"
 #include "area.hpp"
 #include "gil_handoff.hpp"
@@ -37,7 +38,7 @@ public:
     // leaf_bytes: for each leaf, its size in one sample. fd: a memfd of bytes() length for a store that other processes write to as well
     // (remote_writer.hpp), or -1 for private memory. Throws std::bad_alloc if the memory cannot be allocated.
     Ring(const std::vector<uint64_t> &leaf_bytes, uint64_t batch_size, uint64_t buffers, uint64_t spares = 0, int fd = -1)
-        : Area(leaf_bytes, batch_size, buffers, spares, fd), shared_(fd >= 0), born_(getpid()) {}
+        : Area(leaf_bytes, batch_size, buffers, spares, fd), shared_(fd >= 0), born_(fork_count()) {}
 
     void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
     void release() {
@@ -94,10 +95,10 @@ private:
     void space_appeared();
 
     // A fork does not copy shared memory: an object that is freed in the child must not change the parent's store.
-    bool forked() const { return shared_ && getpid() != born_; }
+    bool forked() const { return shared_ && fork_count() != born_; }
 
     const bool shared_;
-    const pid_t born_;
+    const uint32_t born_;
     std::atomic<uint32_t> references_{1};
     SpaceEventfds eventfds_;  // for threads that wait for space in epoll
 };

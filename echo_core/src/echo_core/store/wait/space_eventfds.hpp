@@ -12,6 +12,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "../../base/memory/fork_count.hpp"
+
 namespace echo {
 
 class SpaceEventfds {
@@ -30,7 +32,7 @@ public:
     bool any() const { return count_.load(std::memory_order_seq_cst) != 0; }  // SYNC wakeup
     void signal() {
         // A forked child must not write: the eventfds are still the parent's, and the lock may be held by a thread that does not exist in the child.
-        if (!any() || getpid() != born_) return;
+        if (!any() || fork_count() != born_) return;
         std::lock_guard<std::mutex> lock(lock_);
         for (int fd : armed_) {
             const uint64_t one = 1;
@@ -43,7 +45,7 @@ public:
 private:
     void count() { count_.store(uint32_t(armed_.size()), std::memory_order_seq_cst); }  // SYNC wakeup
 
-    const pid_t born_ = getpid();
+    const uint32_t born_ = fork_count();
     std::atomic<uint32_t> count_{0};
     std::mutex lock_;  // held while an eventfd is written, so that nobody writes to a descriptor after disarm() returned and it was closed
     std::vector<int> armed_;

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,6 +15,7 @@
 #include <new>
 #include <vector>
 
+#include "base/memory/fork_count.hpp"
 #include "base/memory/page_lock.hpp"
 #include "echo_huge_pages.h"
 #include "record_layout.hpp"
@@ -55,7 +55,7 @@ public:
         return make(items, room);
     }
     void give_back(PackedBatch *batch) {
-        if (getpid() != born_) return;  // in a forked child the mutex may be held by a thread that does not exist there
+        if (fork_count() != born_) return;  // in a forked child the mutex may be held by a thread that does not exist there
         uint64_t used = 0;
         for (const RecordLeaf &leaf : layout_.leaves) used += leaf.bytes * (leaf.axis < 0 ? batch->items : batch->totals[leaf.axis]);
         batch->touched = std::max(batch->touched, used);
@@ -109,7 +109,7 @@ private:
     }
 
     const RecordLayout layout_;
-    const pid_t born_ = getpid();
+    const uint32_t born_ = fork_count();
     PageLock lock_;  // must be set before the first batch is made
     std::mutex mutex_;
     std::vector<PackedBatch *> free_;

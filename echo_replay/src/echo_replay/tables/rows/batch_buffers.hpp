@@ -3,7 +3,6 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "base/memory/fork_count.hpp"
 #include "base/memory/page_lock.hpp"
 #include "rows.hpp"
 
@@ -70,7 +70,7 @@ public:
         }
     }
     void give_back(Batch *batch) {
-        if (getpid() != born_) return;  // in a forked child the mutex may be held by a thread that does not exist there
+        if (fork_count() != born_) return;  // in a forked child the mutex may be held by a thread that does not exist there
         leased.fetch_sub(1, std::memory_order_relaxed);
         std::vector<Batch *> surplus;
         {
@@ -129,7 +129,7 @@ private:
     }
 
     const std::vector<uint64_t> leaf_bytes_;
-    const pid_t born_ = getpid();
+    const uint32_t born_ = fork_count();
     PageLock lock_;  // must be set before the first buffer is made
     std::mutex mutex_;
     std::vector<Batch *> free_;
