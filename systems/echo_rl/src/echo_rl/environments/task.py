@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -81,7 +82,7 @@ class Outcome:
     info: dict[str, Any] | None = None
 
 
-class TaskEnvironment:
+class TaskEnvironment(ABC):
     """An environment that counts its steps and scales its rewards. A task implements ``_begin`` and ``_act``.
 
     Args:
@@ -122,11 +123,13 @@ class TaskEnvironment:
         reward = outcome.reward * self.config.reward_scale + (self.config.timeout_penalty if truncated else 0.0)
         return outcome.observation, reward, outcome.over, truncated, {**(outcome.info or {}), "success": outcome.score >= self.config.success_threshold}
 
+    @abstractmethod
     def _begin(self, seed: int) -> Any:
-        raise NotImplementedError
+        """Begin the episode of this seed, and return its first observation."""
 
+    @abstractmethod
     def _act(self, action: Any) -> Outcome:
-        raise NotImplementedError
+        """Act once in the episode that was begun."""
 
 
 def needs(task: str, package: str, load: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +40,7 @@ from echo_rl.training.token_training import TokenTraining
 __all__ = ["EchoRLTrainer", "TrainingConfig", "TrainingMetrics"]
 
 _log = logging.getLogger("echo.rl")
+_LOOK = 0.1  # seconds between two looks whether a run that was asked to write a checkpoint has ended
 _LOST = 3  # batches one after the other without a rollout that did not fail, after which training ends
 # What a checkpoint and the run that goes on from it must have in common.
 _SAME = ("env_name", "env_options", "algorithm", "backbone", "model", "batch_size", "group_size", "eta", "num_actors", "train_frequency", "max_steps")
@@ -123,14 +124,17 @@ class EchoRLTrainer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint of one moment: weights, optimiser, tickets, rollouts that wait, random states, counters. While ``train`` runs, this waits for
         the end of an update."""
-        if self._running.acquire(blocking=False):
-            try:
-                write_checkpoint(path, self._state())
-            finally:
-                self._running.release()
-            return
         done: Future[None] = Future()
         self._saves.put((path, done))
+        while not done.done():
+            # No run is under way, or the one that was asked has ended without a further look.
+            if self._running.acquire(blocking=False):
+                try:
+                    self._write_asked()
+                finally:
+                    self._running.release()
+            else:
+                wait([done], timeout=_LOOK)
         done.result()
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -150,8 +154,7 @@ class EchoRLTrainer:
         except (ValueError, RuntimeError, KeyError) as error:
             raise ConfigError(f"{os.fspath(path)}: does not fit: {error}") from error
         self.seed, self._loop_state = state["seed"], state["loop"]
-        counted = state["metrics"]
-        self.metrics = TrainingMetrics(**counted, history=[])
+        self.metrics = TrainingMetrics(**state["metrics"], history=[])
         self.metrics.lags.update({int(age): count for age, count in (state["loop"] or {"ages": {}})["ages"].items()})
         self._asked, self._hit, self._next = state["asked"], state["hit"], state["next"]
 
@@ -172,9 +175,6 @@ class EchoRLTrainer:
             self._loop_state = self._loop.state() if self._loop is not None else self._loop_state
             self._loop = self._fleet = self.address = None
             self._running.release()
-            while not self._saves.empty():
-                path, done = self._saves.get()
-                self._save(path, done)
         return self.metrics
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
@@ -323,16 +323,14 @@ class EchoRLTrainer:
         _log.info("checkpoint %s: version %d, %s", path, self._tickets.version, counted(self.metrics.steps, "step"))
 
     def _write_asked(self) -> None:
+        """Write the checkpoints that ``save`` has asked for. The caller holds ``_running``."""
         while not self._saves.empty():
             path, done = self._saves.get()
-            self._save(path, done)
-
-    def _save(self, path: str | os.PathLike[str], done: Future[None]) -> None:
-        try:
-            write_checkpoint(path, self._state())
-            done.set_result(None)
-        except Exception as error:
-            done.set_exception(error)
+            try:
+                write_checkpoint(path, self._state())
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
 
 
 class _Stopped(Exception):
