@@ -21,7 +21,8 @@ pytest.importorskip("gymnasium")
 pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp"), pytest.mark.timeout(300)]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text()
-NETWORK, HERE, THERE = "echo-tutorial", "10.213.88.1", "10.213.88.2"
+NETWORK, HERE, THERE = f"echo-tutorial-{os.getpid()}", "10.213.88.1", "10.213.88.2"
+NEAR_END, FAR_END = f"echo-a{os.getpid()}", f"echo-b{os.getpid()}"  # of the cable; at most 15 characters
 
 
 def programs() -> list[str]:
@@ -107,18 +108,18 @@ def other_machine() -> Iterator[str]:
 
     try:
         ip("netns", "add", NETWORK)
-        ip("link", "add", "echo-tut-a", "type", "veth", "peer", "name", "echo-tut-b", "netns", NETWORK)
-        ip("addr", "add", f"{HERE}/24", "dev", "echo-tut-a")
-        ip("link", "set", "echo-tut-a", "up")
-        ip("-n", NETWORK, "addr", "add", f"{THERE}/24", "dev", "echo-tut-b")
-        ip("-n", NETWORK, "link", "set", "echo-tut-b", "up")
+        ip("link", "add", NEAR_END, "type", "veth", "peer", "name", FAR_END, "netns", NETWORK)
+        ip("addr", "add", f"{HERE}/24", "dev", NEAR_END)
+        ip("link", "set", NEAR_END, "up")
+        ip("-n", NETWORK, "addr", "add", f"{THERE}/24", "dev", FAR_END)
+        ip("-n", NETWORK, "link", "set", FAR_END, "up")
         ip("-n", NETWORK, "link", "set", "lo", "up")
     except (OSError, subprocess.CalledProcessError) as error:
         if shutil.which("ip"):
             ip("netns", "del", NETWORK, check=False)
         pytest.skip(f"no network namespaces here: {error}")
     yield NETWORK
-    ip("link", "del", "echo-tut-a", check=False)
+    ip("link", "del", NEAR_END, check=False)
     ip("netns", "del", NETWORK, check=False)
 
 

@@ -142,7 +142,7 @@ def test_the_weighted_mean_is_right_while_shards_join_and_leave() -> None:
 def test_several_learners_draw_disjoint_batches_by_leases() -> None:
     example = {"id": np.zeros((), np.int64)}
     items = 600
-    table = Table("work", example, sampler="fifo", capacity=items, max_times_sampled=1, lease_timeout=600.0)
+    table = Table("tasks", example, sampler="fifo", capacity=items, max_times_sampled=1, lease_timeout=600.0)
     with shards(2, table) as servers:
         for shard, server in enumerate(servers):
             with Client(server.address, example) as client:
@@ -169,4 +169,4 @@ def test_several_learners_draw_disjoint_batches_by_leases() -> None:
         assert not failed, failed
         assert sorted(got[0] + got[1]) == list(range(items)), "each item went to one learner, and none is left"
         assert got[0] and got[1]
-        assert all(server.stats()["table/work/size"] == 0 for server in servers)
+        assert all(server.stats()["table/tasks/size"] == 0 for server in servers)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def finish(context: WorkerContext, folder: str) -> None:
 
 def never_leave(context: WorkerContext) -> None:
     try:
+        Path(os.environ["LEFT_HERE"] + ".begun").touch()
         while True:
             time.sleep(0.05)
     finally:
@@ -117,8 +119,25 @@ def test_a_worker_leaves_by_itself(cluster: LocalLaunched) -> None:
         cluster.scale(5)
 
 
+def wait_for_checkpoint(folder: Path) -> None:
+    """Until each shard has written one that was begun after this call: the second from now, because the next may be under way."""
+
+    def newest() -> dict[Path, list[tuple[str, int]]]:
+        files = {}
+        for shard in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # it was replaced meanwhile
+                if shard.is_file():
+                    files.setdefault(shard.parent, []).append((shard.name, shard.stat().st_mtime_ns))
+        return {place: sorted(names) for place, names in files.items()}
+
+    for _ in range(2):
+        before = newest()
+        until(lambda: all(newest().get(place) != names for place, names in before.items()))
+
+
 def test_a_killed_worker_and_a_killed_shard_come_back(cluster: LocalLaunched) -> None:
-    time.sleep(1.0)  # so that a checkpoint has all
+    assert cluster._cluster is not None
+    wait_for_checkpoint(cluster._cluster.folder)
     before = items(cluster)
     assert cluster._cluster is not None and cluster._pool is not None
     shard = cluster._cluster.processes[0]
@@ -175,12 +194,10 @@ def test_a_command_is_a_worker(tmp_path: Path) -> None:
 def test_what_does_not_leave_is_interrupted_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("LEFT_HERE", str(tmp_path / "left"))
     with launch(CONFIG, never_leave, shards=0, workers=1) as cluster:
-        until(lambda: cluster.status()["workers"]["running"] == 1)
-        stuck = launch(
-            CONFIG, ["{python}", "-c", "import signal, time; signal.signal(2, signal.SIG_IGN); print('', flush=True); time.sleep(600)"], shards=0, workers=1
-        )
-        until(lambda: stuck.status()["workers"]["running"] == 1)
-        time.sleep(1.0)
+        until((tmp_path / "left.begun").exists)
+        program = "import pathlib, signal, sys, time; signal.signal(2, signal.SIG_IGN); pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+        stuck = launch(CONFIG, ["{python}", "-c", program, str(tmp_path / "stuck")], shards=0, workers=1)
+        until((tmp_path / "stuck").exists)
         with caplog.at_level(logging.WARNING, "echo"):
             stuck.down(0.5)
         assert "did not leave within 0.5 s, and is killed" in caplog.text

@@ -17,7 +17,7 @@ from echo_core.spec.ragged import RaggedSpec
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
-HISTORIES = int(os.environ.get("ECHO_RECORD_HISTORIES", "300"))
+HISTORIES = int(os.environ.get("ECHO_RECORD_HISTORIES", "1000"))
 MOST = 300
 SPEC = RaggedSpec.from_example({"a": Ragged(np.int64, most=MOST), "b": Ragged(np.uint8, (3,), "other", 40), "id": np.int32(0)})
 LENGTHS = st.sampled_from([0, 1, 2, 60, 120, 125, 126, 127, 200, MOST])
