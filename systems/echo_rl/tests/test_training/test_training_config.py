@@ -33,7 +33,7 @@ from echo_rl.training.token_losses import TokenLossConfig  # noqa: E402
         ({"eta": -1}, "eta must be"),
         ({"correction": "vtrace"}, "correction must be"),
         ({"interrupt": "resume"}, "interrupt='resume' is not there yet"),
-        ({"num_learners": 2}, "num_learners=2"),
+        ({"num_learners": 0}, "num_learners"),
         ({"algorithm": "grpo", "group_size": 1}, "group_size must be at least 2"),
         ({"deterministic": True, "eta": 0}, "deterministic needs eta=0 and a seed"),
         ({"deterministic": True, "seed": 1}, "deterministic needs eta=0"),

@@ -10,13 +10,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Protocol
 
-import numpy as np
-
-from echo_core import Client, ConnectionClosedError, EchoTimeoutError, JobEnded
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, JobEnded, SpecError
 from echo_core.base.errors import HandshakeRefused
-from echo_rl.rollouts.records import result_example
+from echo_rl.rollouts import records
+from echo_rl.rollouts.records import result, result_example
 from echo_rl.rollouts.ticket_table import NAME, TicketTable, example
 from echo_rl.rollouts.tickets import Ticket
 
@@ -80,11 +80,19 @@ def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, 
 
     Raises:
         EchoTimeoutError: the learner gave no weights, or took no result, within ``timeout``.
-        HandshakeRefused: the learner describes its records otherwise, or has another version.
+        SpecError: the learner describes its records otherwise, because its echo-rl or its rules are others.
+        HandshakeRefused: the learner's echo-core is another version.
         What the collector raises.
     """
     worked = Worked()
-    with Client(address, result_example(leaves), table=table, tables={NAME: example(collector.at_once)}, timeout=timeout, **options) as client:
+    try:
+        connected = Client(address, result_example(leaves), table=table, tables={NAME: example(collector.at_once)}, timeout=timeout, **options)
+    except SpecError as error:
+        raise SpecError(
+            f"this actor does not fit the learner: it has echo-rl {metadata.version('echo-rl')}, protocol {records.PROTOCOL}. {error}. "
+            "Install the same echo-rl at both ends, and give both the same rules"
+        ) from error
+    with connected as client:
 
         def newer(version: int) -> Policy | None:
             try:
@@ -104,9 +112,9 @@ def run_actor(address: Any, leaves: Mapping[str, Any], collector: Collector, *, 
                 continue
             try:
                 policy = client.weights(timeout, newer_than=max(ticket.version for ticket in lent.tickets) - 1)
-                records = collector.collect(lent.tickets, policy, newer)
-                for ticket, record in zip(lent.tickets, records, strict=True):
-                    client.send({**record, "ticket": np.int64(ticket.number), "version": np.int64(policy.version)}, timeout)
+                made = collector.collect(lent.tickets, policy, newer)
+                for ticket, record in zip(lent.tickets, made, strict=True):
+                    client.send(result(record, ticket.number, policy.version), timeout)
                 client.wait(timeout)
                 done = TicketTable.done(client, lent)
             except JobEnded:

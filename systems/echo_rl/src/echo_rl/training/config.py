@@ -35,7 +35,7 @@ class TrainingConfig:
         train_frequency: how many steps each environment of numbers makes for an update. Text environments have ``batch_size`` rollouts for an update.
         evaluation_frequency, save_frequency: after how many steps the policy is evaluated, and saved if there is an ``output_dir``. The last policy is both.
         num_actors: how many environments (of numbers), or rollouts at most (of text), run at once, over all actor processes.
-        num_learners: how many processes share the gradient of a batch.
+        num_learners: how many processes share each batch; this one is the first. The update is that of one learner, except for the order of its sums.
         batch_size: rollouts of an update of a language model, a multiple of ``group_size``; steps of one gradient step of a policy of numbers.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``. Without CUDA, ``"cuda"`` warns and uses the CPU; with ``strict_device`` it is an error.
         algorithm: ``"ppo"``, and for language models also ``"grpo"`` and ``"reinforce"``.
@@ -59,7 +59,8 @@ class TrainingConfig:
             text environment and a seed, and uses one thread of torch.
         env_options: what ``make_environment`` takes further. imports: modules that register environments; actors import them first.
         lease: after how many seconds a ticket that is not done is given to another actor. An actor that dies gives it back at once.
-        patience: after how many seconds without a batch training ends with an error that says who is waited for.
+        patience: after how many seconds without a batch, or without another learner's share of an update, training ends with an error that says who is
+            waited for.
         restarts: how many actors may die within 10 minutes.
         output_dir: where ``checkpoint.npz`` and ``metrics.jsonl`` are written.
     """
@@ -129,8 +130,6 @@ class TrainingConfig:
             return "planning is not there in the trainer yet; LatentPlanningOptimizer stands by itself"
         if self.interrupt == "resume":
             return "interrupt='resume' is not there yet; use 'finish' or 'swap'"
-        if self.num_learners > 1:
-            return f"num_learners={self.num_learners}: more than one learner is not there yet; use 1"
         if self.algorithm == "grpo" and self.group_size < 2:
             return "group_size must be at least 2 with algorithm='grpo', which compares the rollouts of a task"
         if self.deterministic and (self.eta or self.seed is None):

@@ -12,7 +12,7 @@ import numpy as np
 
 from echo_core import EchoTimeoutError, Queue, Server, Table
 from echo_rl.rollouts.actor import Collector
-from echo_rl.rollouts.records import PackedRecords, pack, result_example, rows
+from echo_rl.rollouts.records import PackedRecords, pack, result, result_example, rows
 from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Group, Tickets
 
@@ -147,8 +147,8 @@ class RolloutLoop:
         tickets = self.tickets.missing()[: collector.at_once]
         assert self._policy is not None
         for ticket, record in zip(tickets, collector.collect(tickets, self._policy, lambda _: None), strict=True):
-            own = {"ticket": np.int64(ticket.number), "version": np.int64(self._policy.version)}
-            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in {**record, **own}.items()})
+            found = result(record, ticket.number, self._policy.version)
+            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in found.items()})
 
     def _offer(self, tickets: list[Any]) -> None:
         if self._collector is None:

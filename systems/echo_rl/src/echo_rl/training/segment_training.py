@@ -20,6 +20,7 @@ from echo_rl.rollouts.segment_collector import SegmentRules, draw, leaves_of, sp
 from echo_rl.rollouts.timed_calls import TimedCalls, TimeoutFailure
 from echo_rl.training.config import TrainingConfig
 from echo_rl.training.evaluation import EVALUATION_TASKS, evaluated
+from echo_rl.training.learners import Learners
 
 __all__ = ["SegmentTraining"]
 
@@ -68,6 +69,7 @@ class SegmentTraining:
         self.spaces = spaces_of(environment)
         policy = ActorCritic(self.spaces.size, self.spaces.actions, seed=seed)
         self.learner = PPOLearner(policy, config.ppo_rules, device=str(device))
+        self.learners = Learners(self.learner, config.num_learners, config.patience)
         self.bandwidth = BandwidthEfficiencyTracker()
         self._calls, self._playing = TimedCalls(config.execution.timeout), [environment]
 
@@ -98,7 +100,7 @@ class SegmentTraining:
         if learn and batch["mask"].any():
             # (records, steps, environments, ...) -> (steps, all environments, ...)
             rollout = {name: np.concatenate(list(batch[name]), axis=1) for name in _LEAVES}
-            found = asdict(self.learner.update(rollout))
+            found = asdict(self.learners.update(rollout))
             figures |= {"gradient_steps": found.pop("steps"), "loss": found["policy_loss"], **found}
             self.bandwidth.record_learner_update(found["weighted_policy_loss"])
         return figures
@@ -150,7 +152,8 @@ class SegmentTraining:
         self.learner.restore(state)
 
     def close(self) -> None:
-        """Close the environments of the evaluation."""
+        """End the other learners, and close the environments of the evaluation."""
+        self.learners.close()
         for environment in self._playing:
             environment.close()
         self._playing.clear()

@@ -22,6 +22,7 @@ from echo_rl.rollouts.text_policy import PRINTABLE, TextRules
 from echo_rl.rollouts.token_collector import schema_of
 from echo_rl.training.config import TrainingConfig
 from echo_rl.training.evaluation import EVALUATION_TASKS, evaluated
+from echo_rl.training.learners import Learners
 from echo_rl.training.token_learner import TokenLearner
 
 __all__ = ["TokenTraining"]
@@ -73,6 +74,7 @@ class TokenTraining:
             model = TrainableTransformer(shape, TensorFiles(Path(self.rules.folder)), device, value_head=values)
         reference = copy.deepcopy(model) if config.token_learner.loss.kl_coef else None
         self.learner = TokenLearner(model, config.token_rules, seed, reference=reference)
+        self.learners = Learners(self.learner, config.num_learners, config.patience)
         self._episodes = TextEpisodes(self.rules)
         self.bandwidth = BandwidthEfficiencyTracker()
 
@@ -115,7 +117,7 @@ class TokenTraining:
             self.bandwidth.finish_rollout()
         self.learner.version = version  # that of the published policy, which also grows where a batch has taught nothing
         if learn and batch.mask.any():
-            found = asdict(self.learner.update(batch))
+            found = asdict(self.learners.update(batch))
             found.pop("reward"), found.pop("tokens"), found.pop("rollouts")
             figures |= {"gradient_steps": found.pop("steps"), **found}
             self.bandwidth.record_learner_update(found["policy_loss"])
@@ -140,15 +142,20 @@ class TokenTraining:
             self.learner.reference.load_state_dict(state["reference"])
 
     def close(self) -> None:
-        """Close the environments of the evaluation."""
+        """End the other learners, and close the environments of the evaluation."""
+        self.learners.close()
         self._episodes.close()
 
 
 def _folder(backbone: str | None) -> str | None:
-    """The folder of a backbone. Raises ConfigError for one whose weights are not here."""
-    if backbone is None or (Path(backbone) / "config.json").is_file():
-        return backbone
-    raise ConfigError(
-        f"backbone={backbone!r} is no folder with a model's config.json. Training changes weights, which a model behind an interface does not give; "
-        "download an open model, and give its folder"
-    )
+    """The folder of a backbone. Raises ConfigError for one whose weights or tokenizer are not here."""
+    if backbone is None:
+        return None
+    if not (Path(backbone) / "config.json").is_file():
+        raise ConfigError(
+            f"backbone={backbone!r} is no folder with a model's config.json. Training changes weights, which a model behind an interface does not give; "
+            "download an open model, and give its folder"
+        )
+    if not (Path(backbone) / "tokenizer.json").is_file():
+        raise ConfigError(f"backbone={backbone!r} has no tokenizer.json, without which its texts would be other tokens than those it knows; put it there")
+    return backbone
