@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from echo_rl.rollouts.tickets import Ticket  # noqa: E402
 from echo_rl.rollouts.token_collector import TokenCollector  # noqa: E402
 from echo_rl.training.rollout_loop import Published  # noqa: E402
 from echo_rl.training.token_learner import TokenLearnerConfig  # noqa: E402
+from echo_rl.training.token_training import TokenTraining  # noqa: E402
 
 TESTS = Path(__file__).parents[1]
 END = "<|end|>"
@@ -46,16 +48,17 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def config(folder: Path | str, updates: int, **options: object) -> TrainingConfig:
-    given = {"learning_starts": 0, "evaluation_frequency": 10**9, "evaluation_episodes": 4, "num_actors": 16, "batch_size": 16, "group_size": 4}
+def config(folder: Path | str, updates: int, **options: Any) -> TrainingConfig:
+    given: dict[str, Any] = {"learning_starts": 0, "evaluation_frequency": 10**9, "evaluation_episodes": 4, "num_actors": 16, "batch_size": 16, "group_size": 4}
     given |= {"algorithm": "grpo", "seed": 5, "eta": 0, "imports": ["odd_environments"], "patience": 240.0, "actor_processes": 0}
     given |= {"execution": ExecutionConfig(max_new_tokens=4, timeout=20.0), "token_learner": TokenLearnerConfig(learning_rate=3e-3)}
-    return TrainingConfig("test-sums", updates * 32, backbone=str(folder), **(given | options))  # type: ignore[arg-type]
+    return TrainingConfig("test-sums", updates * 32, backbone=str(folder), **(given | options))
 
 
 def test_the_learner_and_the_engine_agree_on_every_log_probability(folder: Path) -> None:
     trainer = EchoRLTrainer(config(folder, 1))
     training = trainer._training
+    assert isinstance(training, TokenTraining)
     collector = TokenCollector(training.rules)
     records = collector.collect([Ticket(i, i, 1) for i in range(4)], Published(training.weights(), 1), lambda _: None)
     whole = training.schema.unpack(pack(records, training.leaves)).with_prompts()

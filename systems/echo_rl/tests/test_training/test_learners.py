@@ -147,7 +147,7 @@ def test_a_learner_that_dies_is_named_and_the_files_are_closed() -> None:
         alone = learner("reinforce", epochs=2)
         for seed in range(3):
             assert asdict(learners.update(batch(seed))) == pytest.approx(asdict(alone.update(batch(seed))), rel=1e-3, abs=1e-5)
-        assert learners.stats()["learners"] == 3 and 0 < learners.stats()["learners_wait_share"] < 1
+        assert learners.stats()["learners"] == 3 and 0 < float(learners.stats()["learners_wait_share"]) < 1
         with pytest.raises(ValueError, match="is not finite"):  # as of one learner
             learners.update(_spoilt(batch(3)))
     one.update(batch(3))  # goes on alone

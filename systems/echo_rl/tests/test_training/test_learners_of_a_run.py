@@ -20,6 +20,7 @@ from echo_rl import EchoRLTrainer, TrainingConfig  # noqa: E402
 from echo_rl.core import ExecutionConfig, PPOConfig  # noqa: E402
 from echo_rl.rollouts.text_policy import SmallModel  # noqa: E402
 from echo_rl.training.token_learner import TokenLearnerConfig  # noqa: E402
+from echo_rl.training.token_losses import TokenLossConfig  # noqa: E402
 
 BATCH = 16
 
@@ -28,7 +29,7 @@ def digits(updates: int, learners: int, **options: Any) -> TrainingConfig:
     given: dict[str, Any] = {"learning_starts": 0, "evaluation_frequency": 10**9, "evaluation_episodes": 4, "num_actors": 16, "batch_size": BATCH}
     given |= {"group_size": 4, "algorithm": "grpo", "actor_processes": 0, "seed": 5, "eta": 0, "deterministic": True, "num_learners": learners}
     given |= {"model": SmallModel(layers=1, heads=2, width=16, inner=16, context=32), "execution": ExecutionConfig(max_new_tokens=3, timeout=20.0)}
-    given |= {"token_learner": TokenLearnerConfig(learning_rate=3e-3, micro_tokens=40, max_grad_norm=0.1)}
+    given |= {"token_learner": TokenLearnerConfig(TokenLossConfig(kl_coef=0.1), learning_rate=3e-3, micro_tokens=40, max_grad_norm=0.1)}
     return TrainingConfig("digits", updates * BATCH, **(given | options))
 
 

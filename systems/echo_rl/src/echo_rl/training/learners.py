@@ -58,9 +58,9 @@ class _Gloo:
         self.rank, self.size, self.seconds, self.waits = rank, size, 0.0, False
         within = timedelta(seconds=timeout)
         # The learners find each other by a file without a name: no other process can write to it, and nothing is left of it.
-        file = dist.FileStore(_path(store), size)
+        file = dist.FileStore(_path(store), size)  # type: ignore[attr-defined]
         file.set_timeout(within)
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options._devices = within, [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         try:
             self._group: Any = dist.ProcessGroupGloo(file, rank, size, options)
@@ -249,7 +249,8 @@ class Learners:
         if gone := [text for text in found.values() if text]:
             return EchoError(f"{'; '.join(gone)}. The learners share each update, so training has ended; go on from the last checkpoint")
         if silent := [str(other) for other, text in found.items() if text == ""]:
-            return EchoTimeoutError(f"no answer of {', '.join(silent)} within {self._timeout:g} s (patience): the other learners wait for its share of an update")
+            who = ", ".join(silent)
+            return EchoTimeoutError(f"no answer of {who} within {self._timeout:g} s (patience): the other learners wait for its share of an update")
         return EchoError(f"the learners have lost each other: {error}")
 
 
