@@ -67,7 +67,7 @@ def weights(trainer: EchoRLTrainer) -> bytes:
 
 
 def learned(metrics: TrainingMetrics) -> list[Any]:
-    """What an update's figures are without its times."""
+    """The figures of an update without its times."""
     return [{name: value for name, value in figures.items() if name not in ("seconds", "asked", "hit")} for figures in metrics.history]
 
 
