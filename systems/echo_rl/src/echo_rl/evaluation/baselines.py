@@ -69,6 +69,7 @@ class Baseline:
     Attributes:
         make: is called with the environment that is going to be played, and the settings. It returns the agent, or raises NotRun.
         needs_backbone: whether there is one for each backbone, such as ``react@gpt-4o``.
+        without: why it is not run if there are no backbones; "" makes that an error.
         trains: whether the agent has been trained with the cell's seed. Its episodes are then not independent, and tests take each seed as one observation.
         options: from a task's name and options to those that this method needs, such as observations as arrays.
         label: what the report says of it.
@@ -76,6 +77,7 @@ class Baseline:
 
     make: Callable[[CheckedEnvironment, CellSettings], Agent]
     needs_backbone: bool = False
+    without: str = ""
     trains: bool = False
     options: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda task, options: options
     label: str = ""
@@ -169,13 +171,6 @@ def _lazily(module: str, name: str) -> Callable[[CheckedEnvironment, CellSetting
     return make
 
 
-def _refused(reason: str) -> Callable[[CheckedEnvironment, CellSettings], Agent]:
-    def make(environment: CheckedEnvironment, settings: CellSettings) -> Agent:
-        raise NotRun(reason)
-
-    return make
-
-
 def _as_numbers(task: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """A small policy reads MiniGrid's view as numbers; the episodes are the same."""
     return {**options, "observation": "array"} if task == "minigrid" else options
@@ -190,6 +185,14 @@ _BASELINES: dict[str, Baseline] = {
         _lazily("trained_agents", "PPOAgent"), trains=True, options=_as_numbers, label="PPO on the reward of the environment, without human feedback"
     ),
     "echo-rl": Baseline(_lazily("trained_agents", "EchoRLAgent"), trains=True, options=_as_numbers, label="EchoRLTrainer, as echo_rl_configs says"),
-    "impala": Baseline(_refused("the trainer has no V-trace learner"), trains=True, label="IMPALA"),
-    "rlaif": Baseline(_refused("it needs a language model as a judge, and the trainer takes the environment's reward only"), trains=True, label="RLAIF"),
+    "impala": Baseline(
+        _lazily("trained_agents", "ImpalaAgent"), trains=True, options=_as_numbers, label="IMPALA: V-trace on the same actors, without plans and replay"
+    ),
+    "rlaif": Baseline(
+        _lazily("trained_agents", "JudgedAgent"),
+        needs_backbone=True,
+        trains=True,
+        without="it needs a judge: name a language model in backbones",
+        label="trained on the values that a language model gives to actions, not on the environment's reward",
+    ),
 }
