@@ -67,17 +67,14 @@ def test_the_plan_conditions_the_policy_as_the_learner_sees_it() -> None:
     for record in segments(training, 3):
         windows, following = windows_of(record["states"], record["next_states"], record["began"], record["history"])
         assert windows.shape == (24, 4, 5, 4) and record["terminated"].any()
-        steps = np.flatnonzero(record["mask"].ravel())
-
-        def log_probs(of: Any, steps: Any = steps, actions: Any = record["actions"].ravel()) -> Any:
+        steps, behaviour = np.flatnonzero(record["mask"].ravel()), record["log_probs"].ravel()
+        found = []
+        for each in (windows, np.repeat(windows[:, :, -1:], 5, axis=2)):
             with torch.no_grad():
-                logits, _ = training.learner.policy(torch.from_numpy(of.reshape(-1, 5, 4)[steps]))
-            return logits.log_softmax(-1).numpy()[np.arange(len(steps)), actions[steps]]
-
-        behaviour = record["log_probs"].ravel()[steps]
-        assert np.allclose(log_probs(windows), behaviour, atol=1e-5)
-        alone = np.repeat(windows[:, :, -1:], 5, axis=2)
-        assert np.abs(log_probs(alone) - behaviour).max() > 1e-4
+                logits, _ = training.learner.policy(torch.from_numpy(each.reshape(-1, 5, 4)[steps]))
+            found.append(logits.log_softmax(-1).numpy()[np.arange(len(steps)), record["actions"].ravel()[steps]])
+        assert np.allclose(found[0], behaviour[steps], atol=1e-5)
+        assert np.abs(found[1] - behaviour[steps]).max() > 1e-4
         # After a step, the window has moved by the state that the step led to; a step that ends no episode leads to the next step's window.
         goes_on = ~(record["terminated"][:-1] | record["truncated"][:-1]).astype(bool)
         assert np.array_equal(following[:-1][goes_on], windows[1:][goes_on])

@@ -6,6 +6,7 @@ A state is what is read and what is proposed, as numbers: signed counts of words
 from __future__ import annotations
 
 import importlib
+import itertools
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,7 +160,7 @@ def _counted(text: str, width: int) -> npt.NDArray[np.float32]:
     """Signed counts of words and of pairs of words in ``width`` buckets, as a vector of length 1."""
     words = text.lower().split()
     found = np.zeros(width, np.float32)
-    for word in (*words, *map(" ".join, zip(words, words[1:], strict=False))):
+    for word in (*words, *map(" ".join, itertools.pairwise(words))):
         number = zlib.crc32(word.encode())
         found[number % width] += 1.0 if number >> 31 else -1.0
     length = float(np.linalg.norm(found))

@@ -11,6 +11,7 @@ import numpy as np
 from echo_core import ConfigError, EchoError
 from echo_rl.backbones import Backbone
 from echo_rl.environments import CheckedEnvironment
+from echo_rl.kernels import effective_bandwidth_cost
 
 __all__ = ["Agent", "Baseline", "CellSettings", "NotRun", "Spent", "baselines", "find_baseline", "register_baseline"]
 
@@ -21,12 +22,20 @@ class NotRun(EchoError):
 
 @dataclass
 class Spent:
-    """The tokens of an episode. ``cached`` stays None until somebody counts it, and ``cost`` becomes None once a price is missing."""
+    """The tokens of an episode. ``cached`` stays None until somebody counts it, and ``cost`` becomes None once a price is missing.
+
+    ``bandwidth`` is the sum of b_eff over the calls; None if nobody counts the cache.
+    """
 
     prompt: int = 0
     made: int = 0
     cached: int | None = None
     cost: float | None = 0.0
+    bandwidth: float | None = None
+
+    def called(self, prompt: int, made: int, cached: int) -> None:
+        """Count the cost of a call whose cached tokens are known."""
+        self.bandwidth = (self.bandwidth or 0.0) + effective_bandwidth_cost(prompt + made, cached)
 
 
 @runtime_checkable
@@ -83,13 +92,22 @@ class Baseline:
     label: str = ""
 
 
-def register_baseline(name: str, make: Callable[[CheckedEnvironment, CellSettings], Agent], *, needs_backbone: bool = False, label: str = "") -> None:
+def register_baseline(
+    name: str,
+    make: Callable[[CheckedEnvironment, CellSettings], Agent],
+    *,
+    needs_backbone: bool = False,
+    trains: bool = False,
+    options: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda task, options: options,
+    label: str = "",
+) -> None:
     """Make a method known by a name, in this process.
 
     Args:
         name: its name, without ``@``.
         make: called for each cell with the environment that is going to be played, and with the settings. It returns an ``Agent``, or raises NotRun.
         needs_backbone: whether it is run once with each backbone; ``settings.backbone`` then is the language model.
+        trains, options: see ``Baseline``.
         label: what the report says of it.
 
     Raises:
@@ -102,7 +120,7 @@ def register_baseline(name: str, make: Callable[[CheckedEnvironment, CellSetting
     there = _BASELINES.get(name)
     if there is not None and there.make is not make:
         raise ConfigError(f"there is a baseline {name!r} already; choose another name")
-    _BASELINES[name] = Baseline(make, needs_backbone, label=label)
+    _BASELINES[name] = Baseline(make, needs_backbone, trains=trains, options=options, label=label)
 
 
 def baselines() -> list[str]:

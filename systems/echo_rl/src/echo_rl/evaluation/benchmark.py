@@ -273,7 +273,8 @@ def _episode(environment: CheckedEnvironment, agent: Agent, calls: TimedCalls, c
     seconds, spent, trained = time.perf_counter() - began, getattr(agent, "spent", Spent()), getattr(agent, "trained_steps", None)
     task, method, seed = cell
     counted = Episode(
-        task, method, seed, number, task_seed, reward, success, steps, spent.prompt, spent.made, spent.cached, seconds, spent.cost, trained, fault
+        task, method, seed, number, task_seed, reward, success, steps, spent.prompt, spent.made, spent.cached, seconds, spent.cost, trained, fault,
+        spent.bandwidth,
     )
     return counted, late
 

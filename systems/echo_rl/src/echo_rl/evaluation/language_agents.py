@@ -41,11 +41,15 @@ class _LanguageAgent:
             found = self._backbone.generate(prompts, n=n, max_tokens=most, temperature=temperature, **options)
         except (ValueError, TimeoutError) as error:  # such as a prompt that is longer than the model's context
             raise BackboneError(f"{self._backbone.name}: {error}") from error
+        prompt = 0
         for completion in found:
             used, spent = completion.usage, self.spent
+            prompt = used.prompt or prompt
             spent.prompt, spent.made = spent.prompt + used.prompt, spent.made + used.made
             if self._own_engine or used.cached:
                 spent.cached = (spent.cached or 0) + used.cached
+                # Further completions of a prompt carry no usage of it: they share all of it.
+                spent.called(prompt, used.made, used.cached if used.prompt else prompt)
             cost = completion.cost if used.prompt or used.made else 0.0
             spent.cost = None if spent.cost is None or cost is None else spent.cost + cost
         return [completion.text for completion in found]

@@ -59,9 +59,11 @@ class EchoRLAgent:
     def act(self, observation: Any) -> Any:
         """The policy's likeliest action."""
         action = self._player.act(observation, self._environment.admissible)
-        used = self._player.usage
-        if used.prompt:
-            self.spent = Spent(used.prompt, used.made, used.cached if self._own else None, self._player.cost)
+        used, before = self._player.usage, self.spent
+        if used.prompt > before.prompt:
+            self.spent = Spent(used.prompt, used.made, used.cached if self._own else None, self._player.cost, before.bandwidth)
+            if self._own:
+                self.spent.called(used.prompt - before.prompt, used.made - before.made, used.cached - (before.cached or 0))
         return action
 
     def close(self) -> None:
