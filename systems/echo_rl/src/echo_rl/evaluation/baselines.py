@@ -51,7 +51,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True)
 class CellSettings:
-    """What a method is made for.
+    """The task and settings for which a method is made.
 
     Attributes:
         task: the name of the environment. options: what it is made with.

@@ -136,7 +136,7 @@ class EpisodesFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
         if not self._appended and self.path.exists():
-            # What stands behind the last end of a line is the rest of a write that a kill has cut off.
+            # Text after the last end of a line is the rest of a write that a kill has cut off.
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         with self.path.open("ab", buffering=0) as file:
             file.write(data)

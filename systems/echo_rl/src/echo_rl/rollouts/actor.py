@@ -54,7 +54,7 @@ class Collector(Protocol):
 
 @dataclass
 class Worked:
-    """What an actor has done.
+    """The counts of an actor's work.
 
     Attributes:
         tickets: how many tickets it has done.

@@ -1,4 +1,4 @@
-"""What a training run is, as arguments, or as the section ``[rl]`` of a TOML file."""
+"""The settings of a training run, as arguments, or as the section ``[rl]`` of a TOML file."""
 
 from __future__ import annotations
 

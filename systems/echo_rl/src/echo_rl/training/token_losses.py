@@ -137,7 +137,7 @@ def of_values(
     of a rollout has its reward, and leads to the state after all its tokens.
 
     Args:
-        values: (tokens,) of the state that ends with each token. mask: (tokens,) of the policy's tokens; the first token of a rollout is none.
+        values: (tokens,) of the state that ends with each token. mask: (tokens,) of the policy's tokens; the first token of a rollout is not.
         rewards: (N,) of whole rollouts. cut: (N,): whether the value of the last state follows the reward.
     """
     at = np.flatnonzero(mask)

@@ -44,7 +44,7 @@ __all__ = ["EchoRLTrainer", "TrainingConfig", "TrainingMetrics"]
 _log = logging.getLogger("echo.rl")
 _LOOK = 0.1  # seconds between two looks whether a run that was asked to write a checkpoint has ended
 _LOST = 3  # batches one after the other without a rollout that did not fail, after which training ends
-# What a checkpoint and the run that goes on from it must have in common.
+# The fields that a checkpoint and the run that goes on from it must have in common.
 _SAME = ("env_name", "env_options", "algorithm", "backbone", "model", "batch_size", "group_size", "eta", "num_actors", "train_frequency", "max_steps")
 
 
@@ -147,7 +147,7 @@ class EchoRLTrainer:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint with the next ``train``.
 
-        Raises ConfigError if it is none, or if it was made with another value of a field that decides what the weights and tickets mean.
+        Raises ConfigError if the file is not a checkpoint, or if it was made with another value of a field that decides what the weights and tickets mean.
         """
         state = read_checkpoint(path)
         mine = json.loads(json.dumps(self.config.to_json()))
