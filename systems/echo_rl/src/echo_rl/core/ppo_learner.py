@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from echo_rl.checks import check, check_fields, flag, one_of, optional, real, whole
@@ -274,10 +274,10 @@ class PPOLearner:
         # A step before a masked one takes nothing of what comes after it but the value of its own next state.
         cut = data["truncated"].bool().clone()
         cut[:-1] |= ~data["mask"][1:]
-        rewards, before, after, terminated, truncated = (
-            leaf.cpu().numpy() for leaf in (data["rewards"], values.view(steps), following.view(steps), data["terminated"], cut)
-        )
-        advantages, returns = gae(rewards, before, after, terminated, truncated, self.config.gamma, self.config.gae_lambda)
+        # A masked step may hold any log-probability.
+        ratios = torch.exp(torch.where(data["mask"], proximal.view(steps) - data["log_probs"], 0.0).clamp(max=20.0))
+        needed = (data["rewards"], values.view(steps), following.view(steps), data["terminated"], cut, ratios)
+        advantages, returns = self._estimated(*(leaf.cpu().numpy() for leaf in needed))
         flat["mask"] = flat["mask"].float()
         chosen = advantages.reshape(-1)[flat["mask"].cpu().numpy() > 0]
         if self.config.normalize_advantages:
@@ -289,6 +289,12 @@ class PPOLearner:
             flat[name] = torch.as_tensor(np.ascontiguousarray(array.reshape(-1)), dtype=torch.float32, device=self.device)
         del flat["next_states"], flat["rewards"], flat["terminated"], flat["truncated"]
         return flat
+
+    def _estimated(
+        self, rewards: NDArray[Any], values: NDArray[Any], following: NDArray[Any], terminated: NDArray[Any], truncated: NDArray[Any], ratios: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The advantages and returns of a rollout; ``ratios`` are the actions' probabilities now divided by those when they were drawn."""
+        return gae(rewards, values, following, terminated, truncated, self.config.gamma, self.config.gae_lambda)
 
     def _evaluate(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits, values = self.policy(states.float())

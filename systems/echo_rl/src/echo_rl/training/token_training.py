@@ -23,6 +23,7 @@ from echo_rl.rollouts.token_collector import schema_of
 from echo_rl.training.config import TrainingConfig
 from echo_rl.training.evaluation import EVALUATION_TASKS, evaluated
 from echo_rl.training.learners import Learners
+from echo_rl.training.players import TokenPlayer
 from echo_rl.training.token_learner import TokenLearner
 
 __all__ = ["TokenTraining"]
@@ -40,6 +41,10 @@ class TokenTraining:
     kind: Literal["tokens", "segments"] = "tokens"
 
     def __init__(self, config: TrainingConfig, seed: int, device: torch.device, environment: CheckedEnvironment) -> None:
+        if config.algorithm == "impala":
+            raise ConfigError(f"algorithm='impala' trains policies of numbers, and {config.env_name} is a text environment; use 'ppo', 'grpo' or 'reinforce'")
+        if config.planning is not None:
+            raise ConfigError(f"planning is for policies of numbers: {config.env_name} is a text environment, whose language model reads every state already")
         if config.batch_size % config.group_size:
             raise ConfigError(f"batch_size={config.batch_size} must be a multiple of group_size={config.group_size}")
         self.config, self.seed = config, seed
@@ -130,6 +135,10 @@ class TokenTraining:
         engine = self.rules.engine(self.learner.model.weights(), 0)
         played = self._episodes.play(engine, [(EVALUATION_TASKS + i, 0) for i in range(episodes)], 0.0)
         return evaluated(played)
+
+    def player(self) -> TokenPlayer:
+        """See ``EchoRLTrainer.player``."""
+        return TokenPlayer(self)
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs."""

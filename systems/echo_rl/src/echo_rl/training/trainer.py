@@ -29,10 +29,12 @@ from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Tickets
 from echo_rl.training.checkpoint import read_checkpoint, write_checkpoint
 from echo_rl.training.config import TrainingConfig
+from echo_rl.training.contextual import contextual
 from echo_rl.training.evaluation import EVALUATION_TASKS
 from echo_rl.training.fleet import Fleet
 from echo_rl.training.live_figures import LiveFigures
 from echo_rl.training.metrics import TrainingMetrics
+from echo_rl.training.players import Player
 from echo_rl.training.rollout_loop import RolloutLoop
 from echo_rl.training.segment_training import SegmentTraining
 from echo_rl.training.token_training import TokenTraining
@@ -74,6 +76,7 @@ class EchoRLTrainer:
         on_update: Callable[[dict[str, Any]], None] = lambda figures: None,
         on_evaluation: Callable[[dict[str, float]], None] = lambda results: None,
     ) -> None:
+        config = contextual(config)
         self.config, self._on_update, self._on_evaluation = config, on_update, on_evaluation
         self.seed = random.SystemRandom().randrange(2**31) if config.seed is None else config.seed
         if config.strict_device and config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -101,6 +104,10 @@ class EchoRLTrainer:
     def pids(self) -> list[int]:
         """The actor processes that run now."""
         return [] if self._fleet is None else self._fleet.pids
+
+    def player(self) -> Player:
+        """Plays episodes with the likeliest actions of the present policy; later training does not change it. Call it while no ``train`` is under way."""
+        return self._training.player()
 
     async def train(self) -> TrainingMetrics:
         """Train until ``total_timesteps``, or until ``stop``. Cancelling this ends the training, and its actors, first.
