@@ -24,6 +24,7 @@ from test_token_learner import LOSSES, batch, learner, same  # noqa: E402
 from echo_core import ConfigError, EchoError, EchoTimeoutError  # noqa: E402
 from echo_rl.core.ppo_learner import PPOConfig, PPOLearner  # noqa: E402
 from echo_rl.core.process_group import divide  # noqa: E402
+from echo_rl.core.vtrace import VTraceLearner  # noqa: E402
 from echo_rl.models.actor_critic import ActorCritic  # noqa: E402
 from echo_rl.training.learners import Learners, _Gloo  # noqa: E402
 from echo_rl.training.token_learner import TokenLearner  # noqa: E402
@@ -86,6 +87,7 @@ def rollout(seed: int, steps: int = 21) -> dict[str, Any]:
 RULES = {
     "ppo": PPOConfig(epochs=2, minibatch_size=31, seed=3, max_grad_norm=0.05, value_clip=0.2),  # the last of three minibatches has one step
     "decoupled": PPOConfig(epochs=2, minibatch_size=20, seed=3, correction="decoupled", learning_rate=1e-3),
+    "impala": PPOConfig(epochs=1, minibatch_size=20, seed=3),
     "stops early": PPOConfig(epochs=6, minibatch_size=20, seed=3, learning_rate=3e-2, target_kl=0.02, normalize_advantages=False),
 }
 
@@ -95,7 +97,8 @@ def test_learners_of_a_policy_take_the_steps_of_one(name: str) -> None:
     def make() -> PPOLearner:
         policy = ActorCritic(4, 3, hidden=(16,), seed=1)
         # A mean over states, as the loss of a planner is.
-        return PPOLearner(policy, RULES[name], auxiliary=lambda states: 0.1 * policy(states)[0].square().mean())
+        kind = VTraceLearner if name == "impala" else PPOLearner
+        return kind(policy, RULES[name], auxiliary=lambda states: 0.1 * policy(states)[0].square().mean())
 
     batches = [rollout(0), rollout(1)]
     check(2, make, batches)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from echo_core import ConfigError  # noqa: E402
 from echo_rl import EchoRLTrainer, TrainingConfig  # noqa: E402
-from echo_rl.core import GRPOConfig, PPOConfig, ReplayConfig  # noqa: E402
+from echo_rl.core import GRPOConfig, PlanningConfig, PPOConfig, ReplayConfig  # noqa: E402
 from echo_rl.training.evaluation import evaluated  # noqa: E402
 from echo_rl.training.metrics import mean_interval, share_interval  # noqa: E402
 from echo_rl.training.token_learner import TokenLearnerConfig  # noqa: E402
@@ -34,6 +34,7 @@ from echo_rl.training.token_losses import TokenLossConfig  # noqa: E402
         ({"correction": "vtrace"}, "correction must be"),
         ({"interrupt": "resume"}, "interrupt='resume' is not there yet"),
         ({"num_learners": 0}, "num_learners"),
+        ({"num_learners": 2, "planning": PlanningConfig()}, "num_learners=2 and planning"),
         ({"algorithm": "grpo", "group_size": 1}, "group_size must be at least 2"),
         ({"deterministic": True, "eta": 0}, "deterministic needs eta=0 and a seed"),
         ({"deterministic": True, "seed": 1}, "deterministic needs eta=0"),

@@ -131,6 +131,8 @@ class TrainingConfig:
             return f"device must be 'auto', 'cpu' or 'cuda', got {self.device!r}"
         if self.replay is not None and self.algorithm != "impala":
             return f"replay needs algorithm='impala', whose V-trace corrects for older policies; {self.algorithm!r} does not estimate their advantages"
+        if self.planning is not None and self.num_learners > 1:
+            return f"num_learners={self.num_learners} and planning: plans are measured by the variance of whole minibatches, which learners divide; use 1"
         if self.algorithm == "impala" and self.correction != "ppo":
             return f"correction={self.correction!r} has no meaning with algorithm='impala', which corrects by V-trace; leave it out"
         if self.interrupt == "resume":
