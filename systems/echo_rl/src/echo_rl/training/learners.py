@@ -256,7 +256,7 @@ class Learners:
         if silent := [str(other) for other, text in found.items() if text == ""]:
             who = ", ".join(silent)
             return EchoTimeoutError(f"no answer of {who} within {self._timeout:g} s (patience): the other learners wait for its share of an update")
-        return EchoError(f"the learners have lost each other: {error}")
+        return EchoError(f"the learners have lost each other: one needed more than {self._timeout:g} s (patience), or a connection broke: {error}")
 
 
 def _path(file: int) -> str:
