@@ -44,6 +44,10 @@ class TrainingConfig:
         eta: by how many versions rollouts may be older than the policy that is trained with them. 0 is the synchronous loop.
         correction: how the loss corrects for older policies: ``echo_rl.core.corrections``.
         interrupt: what a rollout does when a new policy comes: ``"finish"`` ends with the one that it began with; ``"swap"`` goes on with the new one.
+            ``"resume"`` is for text environments. An actor that gets SIGTERM hands back what it has made, and any actor goes on with it, by the newest
+            policy. So does an actor to which a new policy comes, if all of its groups are less than ``eta`` versions old; otherwise it goes on as with
+            ``"swap"``, because the learner waits for them. Environments take the recorded actions again; where one does not do the same then, its group is
+            begun anew, which ``TrainingMetrics.anew`` counts.
         actor_processes: None starts one for each core, at most ``num_actors``; 0 makes the rollouts in this process.
         seed: of everything. None draws one.
         planning: a latent plan that would condition the policy; it is not there yet, and a value is refused.
@@ -127,16 +131,14 @@ class TrainingConfig:
             return "replay has no use here: the trainer's algorithms train on each rollout once; PrioritizedReplayBuffer stands by itself"
         if self.planning is not None:
             return "planning is not there in the trainer yet; LatentPlanningOptimizer stands by itself"
-        if self.interrupt == "resume":
-            return "interrupt='resume' is not there yet; use 'finish' or 'swap'"
         if self.num_learners > 1:
             return f"num_learners={self.num_learners}: more than one learner is not there yet; use 1"
         if self.algorithm == "grpo" and self.group_size < 2:
             return "group_size must be at least 2 with algorithm='grpo', which compares the rollouts of a task"
         if self.deterministic and (self.eta or self.seed is None):
             return f"deterministic needs eta=0 and a seed, got eta={self.eta} and seed={self.seed}: at eta=1, a rollout's policy depends on who is faster"
-        if self.deterministic and self.interrupt == "swap":
-            return "interrupt='swap' changes a policy when it comes, which deterministic excludes; use 'finish'"
+        if self.deterministic and self.interrupt != "finish":
+            return f"interrupt={self.interrupt!r} changes a policy when it comes, which deterministic excludes; use 'finish'"
         loss = self.token_learner.loss
         for where, value in (("ppo.correction", self.ppo.correction), ("token_learner.loss.correction", loss.correction)):
             if value not in ("ppo", self.correction):
