@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -64,13 +65,16 @@ def make_environment(name: str, **options: Any) -> CheckedEnvironment:
 
         return CheckedEnvironment(GymEnvironment(name.removeprefix(GYM), **options), name)
     name = name if name in _registered else _ALIASES.get(name, name)
-    factory = _registered.get(name)
-    if factory is None:
-        entry = _installed().get(name)
-        if entry is None:
-            raise ConfigError(_unknown(name))
-        factory = entry.load()
-    return CheckedEnvironment(_made(name, factory, options), name)
+    return CheckedEnvironment(_made(name, _registered.get(name) or _loaded(name), options), name)
+
+
+@cache  # to look through everything that is installed takes longer than to make most environments
+def _loaded(name: str) -> Callable[..., Environment]:
+    entry = _installed().get(name)
+    if entry is None:
+        raise ConfigError(_unknown(name))
+    factory: Callable[..., Environment] = entry.load()
+    return factory
 
 
 def _made(name: str, factory: Callable[..., Environment], options: dict[str, Any]) -> Environment:
