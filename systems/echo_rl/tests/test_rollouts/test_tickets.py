@@ -14,97 +14,96 @@ from echo_rl.rollouts.tickets import Tickets
 
 
 @dataclass
-class Lent:
-    """A copy of a ticket in the queue or in an actor's hands, and what the copy's actor has made: the version of each token."""
+class Copy:
+    """A copy of a ticket in the queue or in an actor's hands, and what this actor and those before have made: the version of each token."""
 
     number: int
     part: int
-    made: list[int] = field(default_factory=list)
-    taken: bool = False
+    versions: list[int] = field(default_factory=list)
 
 
-def run(
-    batch: int,
-    eta: int,
-    updates: int,
-    seed: int,
-    *,
-    ordered: bool = False,
-    deaths: float = 0.1,
-    twice: float = 0.1,
-    restarts: float = 0.02,
-    leaves: float = 0.2,
-    copies: float = 0.1,
-) -> Tickets:
-    """Let actors work in a random order, token by token; some leave in the middle, and some die after that, so that the old copy comes back.
+def run(batch: int, eta: int, updates: int, seed: int, *, ordered: bool = False, leave: float = 1.0) -> Tickets:
+    """Let actors begin, take newer weights, die, leave in the middle, finish, and report twice, and the learner be restarted, in a random order.
 
-    Each result is checked: no ticket is trained twice, none is older than `eta`, and its tokens are those that its actors have made, in their order.
+    The model is a few collections: the tickets in the queue, the tokens of each actor and of each prefix, and the tickets that are trained.
     """
     generator = random.Random(seed)
     tickets = Tickets(batch, eta, ordered=ordered)
-    queue: list[Lent] = []
-    prefixes: dict[tuple[int, int], list[int]] = {}  # by number and part: what the model knows of each prefix that was taken
+    queue: list[Copy] = []
+    working: list[Copy] = []
+    prefixes: dict[tuple[int, int], list[int]] = {}  # by number and part
     trained: dict[int, int] = {}
-    refused = delivered = late = handed_back = 0
+    done: set[int] = set()
+    refused = late = delivered = handed_back = 0
+
+    def one_of(copies: list[Copy]) -> Copy:
+        return copies.pop(generator.randrange(len(copies)))
+
     while tickets.version <= updates:
-        queue += [Lent(ticket.number, ticket.part) for ticket in tickets.issue(lambda number: number + 1000)]
+        queue += [Copy(ticket.number, ticket.part) for ticket in tickets.issue(lambda number: number + 1000)]
         assert tickets.room == 0
-        if queue and generator.random() > deaths:  # an actor that dies leaves its ticket in the queue, without what it has made
-            lent = queue.pop(generator.randrange(len(queue)))
-            if not lent.taken:
-                found = tickets.lent(lent.number, lent.part) if lent.part else None
-                if lent.part and found is None:
-                    continue  # of no more use
-                lent.part = lent.part if found is None else found.part
-                lent.made, lent.taken = list(found.prefix) if found is not None else [], True
-                assert lent.made == prefixes.get((lent.number, lent.part), [])
-            length = 1 + lent.number % 5
-            lent.made += [tickets.version] * generator.randint(0, length - len(lent.made))
-            if len(lent.made) < length and generator.random() < leaves:
-                again = tickets.hand_back(lent.number, lent.part, bytes(lent.made))
-                if again is None:
-                    refused += 1
-                else:
-                    handed_back += 1
-                    assert again.part > lent.part and again.version <= min(lent.made, default=tickets.version)
-                    prefixes[again.number, again.part] = list(lent.made)
-                    queue.append(Lent(again.number, again.part))
-                if generator.random() < copies:  # it died before it could say that the copy is done
-                    queue.append(Lent(lent.number, lent.part))
-            elif len(lent.made) < length:
-                queue.append(lent)  # it works on
+        event = generator.choices(["begin", "swap", "die", "leave", "finish", "restart"], [4, 2, 1, leave, 4, 0.2])[0]
+        if event == "begin" and queue:
+            copy = one_of(queue)
+            ticket = tickets.lent(copy.number, copy.part)
+            if ticket is None:
+                assert copy.number in done or (copy.number, copy.part + 1) in prefixes, "there is nothing left to do for this copy, which is forgotten"
             else:
-                for _ in range(1 + (generator.random() < twice)):
-                    delivered += 1
-                    late += not tickets.arrive(lent.number, lent.made)
-        if generator.random() < restarts:
+                assert list(ticket.prefix) == prefixes.get((copy.number, ticket.part), [])
+                working.append(Copy(copy.number, ticket.part, [*ticket.prefix, tickets.version]))
+        elif event == "swap" and working:
+            generator.choice(working).versions.append(tickets.version)
+        elif event == "die" and working:
+            copy = one_of(working)
+            queue.append(Copy(copy.number, copy.part))  # its own tokens are lost, and its ticket goes back as it was
+        elif event == "leave" and working:
+            copy = one_of(working)
+            again = tickets.hand_back(copy.number, copy.part, bytes(copy.versions))
+            if again is None:
+                assert copy.number in done or (copy.number, copy.part + 1) in prefixes
+                refused += 1
+            else:
+                handed_back += 1
+                prefixes[again.number, again.part] = copy.versions
+                queue.append(Copy(again.number, again.part))
+            if generator.random() < 0.2:  # it died before it could say that its copy is done
+                queue.append(Copy(copy.number, copy.part))
+        elif event == "finish" and working:
+            copy = one_of(working)
+            for _ in range(1 + (generator.random() < 0.1)):
+                delivered += 1
+                late += not tickets.arrive(copy.number, (copy.number, copy.versions))
+                done.add(copy.number)
+        elif event == "restart":
             state, tickets = tickets.state(), Tickets(batch, eta, ordered=ordered)
             tickets.restore(state)
-            queue = [Lent(ticket.number, ticket.part) for ticket in tickets.issue_again()]
+            # Those who work may still be heard, if they have outlived the restart.
+            working = [copy for copy in working if generator.random() < 0.5]
+            queue = [Copy(ticket.number, ticket.part) for ticket in tickets.issue_again()]
+        # None is lost: somebody has the newest part of each ticket without a result, or can take it.
+        assert {(ticket.number, ticket.part) for ticket in tickets.outstanding} <= {(copy.number, copy.part) for copy in [*queue, *working]}
         groups = tickets.take()
         if groups is None:
-            assert queue, f"nobody works, and the learner waits for {tickets.missing()}"
             continue
         assert len(groups) == batch
         for group in groups:
-            number = group.ticket.number
-            assert group.ticket.task == 1000 + number and number not in trained
-            assert len(group.rollouts) == 1 + number % 5 and group.rollouts == sorted(group.rollouts), "whole, and each actor goes on with a newer policy"
-            assert group.ticket.version <= min(group.rollouts) and 0 <= tickets.version - min(group.rollouts) <= eta
-            assert tickets.version - group.ticket.version <= eta and not group.ticket.prefix
+            number, versions = group.rollouts
+            assert number == group.ticket.number and group.ticket.task == 1000 + number and number not in trained and versions == sorted(versions)
+            assert group.ticket.version <= min(versions) and 0 <= tickets.version - min(versions) <= tickets.version - group.ticket.version <= eta
             trained[number] = tickets.version
         if ordered:
             assert [group.ticket.number for group in groups] == list(range((tickets.version - 1) * batch, tickets.version * batch))
         tickets.updated()
+    assert tickets.state()["issued"] == len(trained) + tickets.arrived + len(tickets.outstanding)
     assert tickets.duplicates == refused + late and delivered - late == len(trained) + tickets.arrived and tickets.handed_back == handed_back
     assert sum(tickets.lags.values()) == len(trained) == updates * batch
     return tickets
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(batch=st.integers(1, 6), eta=st.integers(0, 4), seed=st.integers(0, 2**32), ordered=st.booleans())
 def test_no_group_is_too_old_none_is_lost_and_none_is_trained_twice(batch: int, eta: int, seed: int, ordered: bool) -> None:
-    run(batch, eta, 12, seed, ordered=ordered)
+    run(batch, eta, 8, seed, ordered=ordered)
 
 
 def test_a_slow_actor_does_not_make_its_group_too_old() -> None:
@@ -128,7 +127,7 @@ def test_without_staleness_every_group_is_of_the_present_version() -> None:
 
 
 def test_prefixes_go_from_actor_to_actor_and_a_copy_of_an_earlier_part_is_of_no_use() -> None:
-    assert run(4, 2, 20, seed=3, leaves=0.7).handed_back > 40
+    assert run(4, 2, 20, seed=3, leave=6.0).handed_back > 40
     tickets = Tickets(batch=2, eta=1)
     tickets.issue()
     second = tickets.hand_back(1, 0, b"ab")

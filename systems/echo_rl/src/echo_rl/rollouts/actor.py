@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any, Protocol
 
-import numpy as np
-
-from echo_core import Client, ConnectionClosedError, EchoTimeoutError, JobEnded
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, JobEnded, SpecError
 from echo_core.base.errors import HandshakeRefused
-from echo_rl.rollouts.records import result_example
+from echo_rl.rollouts import records
+from echo_rl.rollouts.records import result, result_example
 from echo_rl.rollouts.ticket_table import NAME, TicketTable, example
 from echo_rl.rollouts.tickets import Ticket
 
@@ -141,12 +141,20 @@ def run_actor(
 
     Raises:
         EchoTimeoutError: the learner gave no weights, or took no result, within ``timeout``.
-        HandshakeRefused: the learner describes its records otherwise, or has another version.
+        SpecError: the learner describes its records otherwise, because its echo-rl or its rules are others.
+        HandshakeRefused: the learner's echo-core is another version.
         What the collector raises.
     """
     worked = Worked()
     wait: Callable[[], AbstractContextManager[None]] = nullcontext if leave is None else leave.waits
-    with Client(address, result_example(leaves), table=table, tables={NAME: example(collector.at_once)}, timeout=timeout, **options) as client:
+    try:
+        connected = Client(address, result_example(leaves), table=table, tables={NAME: example(collector.at_once)}, timeout=timeout, **options)
+    except SpecError as error:
+        raise SpecError(
+            f"this actor does not fit the learner: it has echo-rl {metadata.version('echo-rl')}, protocol {records.PROTOCOL}. {error}. "
+            "Install the same echo-rl at both ends, and give both the same rules"
+        ) from error
+    with connected as client:
 
         def newer(version: int) -> Policy | None:
             try:
@@ -171,7 +179,7 @@ def run_actor(
                 made = list(zip(tickets, collector.collect(tickets, policy, newer), strict=True)) if tickets else []
                 for ticket, record in made:
                     if not isinstance(record, Partial):
-                        client.send({"version": np.int64(policy.version), **record, "ticket": np.int64(ticket.number)}, timeout)
+                        client.send(result(record, ticket.number, policy.version), timeout)
                 client.wait(timeout)
                 back = [(ticket, partial.prefix) for ticket, partial in made if isinstance(partial, Partial)]
                 _hand_back(client, back, timeout)

@@ -37,7 +37,7 @@ class LiveFigures:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._file = open(Path(folder) / "metrics.jsonl", "a")  # noqa: SIM115  (close() closes it)
             try:
-                self._board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
+                self._board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder, flush_secs=10)
             except ImportError:
                 self._board = None  # TensorBoard is optional
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from echo_core import ConfigError, EchoTimeoutError, Queue, Server, Table
 from echo_rl.rollouts.actor import HAND_BACK, PREFIX, Collector, Partial
-from echo_rl.rollouts.records import PackedRecords, pack, result_example, rows
+from echo_rl.rollouts.records import PackedRecords, pack, result, result_example, rows
 from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Group, Ticket, Tickets
 
@@ -168,8 +168,8 @@ class RolloutLoop:
         assert self._policy is not None
         for ticket, record in zip(tickets, collector.collect(tickets, self._policy, lambda _: None), strict=True):
             assert not isinstance(record, Partial)  # nobody tells this collector to leave
-            whole = {"version": np.int64(self._policy.version), **record, "ticket": np.int64(ticket.number)}
-            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in whole.items()})
+            found = result(record, ticket.number, self._policy.version)
+            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in found.items()})
 
     def _offer(self, tickets: list[Ticket]) -> None:
         if self._collector is None:

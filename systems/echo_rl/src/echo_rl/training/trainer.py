@@ -29,10 +29,12 @@ from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Tickets
 from echo_rl.training.checkpoint import read_checkpoint, write_checkpoint
 from echo_rl.training.config import TrainingConfig
+from echo_rl.training.contextual import contextual
 from echo_rl.training.evaluation import EVALUATION_TASKS
 from echo_rl.training.fleet import Fleet
 from echo_rl.training.live_figures import LiveFigures
 from echo_rl.training.metrics import TrainingMetrics
+from echo_rl.training.players import Player
 from echo_rl.training.rollout_loop import RolloutLoop
 from echo_rl.training.segment_training import SegmentTraining
 from echo_rl.training.token_training import TokenTraining
@@ -74,6 +76,7 @@ class EchoRLTrainer:
         on_update: Callable[[dict[str, Any]], None] = lambda figures: None,
         on_evaluation: Callable[[dict[str, float]], None] = lambda results: None,
     ) -> None:
+        config = contextual(config)
         self.config, self._on_update, self._on_evaluation = config, on_update, on_evaluation
         self.seed = random.SystemRandom().randrange(2**31) if config.seed is None else config.seed
         if config.strict_device and config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -102,12 +105,16 @@ class EchoRLTrainer:
         """The actor processes that run now."""
         return [] if self._fleet is None else self._fleet.pids
 
+    def player(self) -> Player:
+        """Plays episodes with the likeliest actions of the present policy; later training does not change it. Call it while no ``train`` is under way."""
+        return self._training.player()
+
     async def train(self) -> TrainingMetrics:
         """Train until ``total_timesteps``, or until ``stop``. Cancelling this ends the training, and its actors, first.
 
         Raises:
-            EchoTimeoutError: there was no batch within ``patience`` seconds; the message says who is waited for.
-            EchoError: too many actors have died, or every rollout of three batches has failed; the message has the last fault.
+            EchoTimeoutError: there was no batch, or not all of an update, within ``patience`` seconds; the message says who is waited for.
+            EchoError: too many actors have died, another learner has died, or every rollout of three batches has failed; the message has the last fault.
         """
         work = asyncio.get_running_loop().run_in_executor(None, self.run)
         try:
@@ -191,10 +198,11 @@ class EchoRLTrainer:
         if collector is not None:
             stack.callback(collector.close)
         stack.callback(training.close)
+        training.learners.start()
         self._loop = loop = RolloutLoop(server, training.leaves, tickets, self._task, at_once=training.at_once, collector=collector)
         live = LiveFigures(config.output_dir, self.metrics)
         stack.callback(live.close)
-        server.add_stats("rl", live.stats)
+        server.add_stats("rl", lambda: {**live.stats(), **training.learners.stats()})
         if self._loop_state is not None:
             loop.restore(self._loop_state)
         loop.publish(training.weights())
@@ -228,6 +236,7 @@ class EchoRLTrainer:
 
         def look() -> None:
             live.waiting = loop.missing()
+            self._training.learners.check()
             if self._fleet is not None:
                 self._fleet.check()
             self._write_asked()
@@ -294,9 +303,10 @@ class EchoRLTrainer:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """The threads of torch: the actors have the other cores. In a deterministic run sums have one order."""
+        """The threads of torch: the actors and the other learners have the other cores. In a deterministic run sums have one order."""
         before = torch.get_num_threads()
-        torch.set_num_threads(1 if self.config.deterministic else max(1, before - self.config.processes))
+        free = (before - self.config.processes) // self.config.num_learners
+        torch.set_num_threads(1 if self.config.deterministic else max(1, free))
         try:
             yield
         finally:
