@@ -46,6 +46,10 @@ class TrainingConfig:
         eta: by how many versions rollouts may be older than the policy that is trained with them. 0 is the synchronous loop.
         correction: how the loss corrects for older policies: ``echo_rl.core.corrections``.
         interrupt: what a rollout does when a new policy comes: ``"finish"`` ends with the one that it began with; ``"swap"`` goes on with the new one.
+            ``"resume"`` is for text environments. An actor that gets SIGTERM hands back what it has made, and any actor goes on with it, by the newest
+            policy. So does an actor to which a new policy comes, if all of its groups are less than ``eta`` versions old; otherwise it goes on as with
+            ``"swap"``, because the learner waits for them. Environments take the recorded actions again; where one does not do the same then, its group is
+            begun anew, which ``TrainingMetrics.anew`` counts.
         actor_processes: None starts one for each core, at most ``num_actors``; 0 makes the rollouts in this process.
         seed: of everything. None draws one.
         planning: the shape of a latent plan of the last states, which conditions a policy of numbers; its temporal divergence is part of the loss. None
@@ -135,14 +139,12 @@ class TrainingConfig:
             return f"num_learners={self.num_learners} and planning: plans are measured by the variance of whole minibatches, which learners divide; use 1"
         if self.algorithm == "impala" and self.correction != "ppo":
             return f"correction={self.correction!r} has no meaning with algorithm='impala', which corrects by V-trace; leave it out"
-        if self.interrupt == "resume":
-            return "interrupt='resume' is not there yet; use 'finish' or 'swap'"
         if self.algorithm == "grpo" and self.group_size < 2:
             return "group_size must be at least 2 with algorithm='grpo', which compares the rollouts of a task"
         if self.deterministic and (self.eta or self.seed is None):
             return f"deterministic needs eta=0 and a seed, got eta={self.eta} and seed={self.seed}: at eta=1, a rollout's policy depends on who is faster"
-        if self.deterministic and self.interrupt == "swap":
-            return "interrupt='swap' changes a policy when it comes, which deterministic excludes; use 'finish'"
+        if self.deterministic and self.interrupt != "finish":
+            return f"interrupt={self.interrupt!r} changes a policy when it comes, which deterministic excludes; use 'finish'"
         loss = self.token_learner.loss
         for where, value in (("ppo.correction", self.ppo.correction), ("token_learner.loss.correction", loss.correction)):
             if value not in ("ppo", self.correction):
@@ -162,6 +164,7 @@ class TrainingConfig:
     @property
     def token_rules(self) -> TokenLearnerConfig:
         """The rules of updates of a language model, as the fields above decide them."""
+        assert self.algorithm != "impala", "token training has refused it"
         own = self.token_learner.loss
         loss = replace(own, advantages=self.algorithm, correction=self.correction, scale=self.grpo.scale, loss=self.grpo.loss)
         return replace(self.token_learner, loss=loss)

@@ -71,6 +71,8 @@ class LiveFigures:
             "tokens_total": metrics.tokens,
             "failed_total": metrics.failed,
             "skipped_groups_total": metrics.skipped_groups,
+            "handed_back_total": metrics.handed_back,
+            "begun_anew_total": metrics.anew,
             "steps_per_s": (steps_now - steps) / seconds,
             "tokens_per_s": (tokens_now - tokens) / seconds,
             "hit_rate": metrics.hit_rate,

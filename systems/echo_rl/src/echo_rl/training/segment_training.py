@@ -60,6 +60,8 @@ class SegmentTraining:
             raise ConfigError(f"algorithm={config.algorithm!r} trains language models, and {config.env_name} observes numbers; use 'ppo' or 'impala'")
         if config.deterministic:
             raise ConfigError("deterministic is for text environments: environments of numbers go on from one segment to the next, and cannot be saved")
+        if config.interrupt == "resume":
+            raise ConfigError("interrupt='resume' is for text environments: environments of numbers stay with their actor; use 'finish'")
         self.config, self.seed = config, seed
         self.batch = max(1, config.processes)
         if config.num_actors % self.batch:

@@ -70,6 +70,8 @@ class TokenTraining:
             scheduler=config.execution.scheduler,
             alone=config.deterministic,
             swap=config.interrupt == "swap",
+            resume=config.interrupt == "resume",
+            eta=config.eta,
         )
         self.schema, self.batch = schema_of(self.rules), config.batch_size // config.group_size
         shape, values = self.rules.shape(), config.algorithm == "ppo"
@@ -111,6 +113,7 @@ class TokenTraining:
             "failed": int((~good).sum()),
             "asked": int(columns["asked"].sum()),
             "hit": int(columns["hit"].sum()),
+            "anew": int(columns["anew"].sum()),
             "fault": bytes(columns["fault"][: records.offsets["fault"].max(initial=0)]).decode(errors="replace")[:200],
         }
         if known.any():

@@ -280,11 +280,12 @@ class EchoRLTrainer:
         for name in ("steps", "episodes", "tokens", "failed"):
             setattr(metrics, name, getattr(metrics, name) + figures[name])
         metrics.skipped_groups += figures.get("skipped_groups", 0)
+        metrics.anew += figures.get("anew", 0)
         self._asked, self._hit = self._asked + figures.get("asked", 0), self._hit + figures.get("hit", 0)
         metrics.hit_rate = self._hit / self._asked if self._asked else 0.0
         metrics.seconds, metrics.waited = seconds, loop.waited / seconds
         metrics.throughput, metrics.tokens_per_second = metrics.steps / seconds, metrics.tokens / seconds
-        metrics.lags, metrics.duplicates = loop.ages, loop.tickets.duplicates
+        metrics.lags, metrics.duplicates, metrics.handed_back = loop.ages, loop.tickets.duplicates, loop.tickets.handed_back
         metrics.restarted = 0 if self._fleet is None else self._fleet.restarted
         metrics.eta_bw = self._training.bandwidth.snapshot().eta_bw or 0.0
         figures |= {"update": metrics.updates, "total_steps": metrics.steps, "seconds": seconds, "version": loop.tickets.version}
