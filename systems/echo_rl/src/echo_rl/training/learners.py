@@ -31,7 +31,7 @@ __all__ = ["Learner", "Learners", "main"]
 _log = logging.getLogger("echo.rl")
 _START = 300.0  # seconds within which a learner has to start: a busy machine takes long to import PyTorch
 _GRACE = 5.0  # seconds that a learner has to say why it has left the others
-_WORDS = ("", "ready", "done")  # what a learner says while all is well
+_WORDS = ("ready", "done")  # what a learner says while all is well
 
 
 class Learner(Protocol):
@@ -118,6 +118,7 @@ class _Process:
 
     def fault(self, until: float) -> str | None:
         """Why it has left the others, in words; "" if it says nothing until then, and None if others have left it."""
+        self._listen(until)
         while self._said in _WORDS:
             self._said = ""
             self._listen(until)
