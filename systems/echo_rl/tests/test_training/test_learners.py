@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_token_learner import LOSSES, batch, learner, same  # noqa: E402
 
-from echo_core import EchoError, EchoTimeoutError  # noqa: E402
+from echo_core import ConfigError, EchoError, EchoTimeoutError  # noqa: E402
 from echo_rl.core.ppo_learner import PPOConfig, PPOLearner  # noqa: E402
 from echo_rl.core.process_group import divide  # noqa: E402
 from echo_rl.models.actor_critic import ActorCritic  # noqa: E402
@@ -161,7 +161,7 @@ def _spoilt(given: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_learner_that_is_killed_or_hangs_is_named(how: str) -> None:
-    with running(3, timeout=60.0 if how == "killed" else 3.0) as (_, learners):
+    with running(3, timeout=60.0 if how == "killed" else 20.0) as (_, learners):
         learners.update(batch(0))
         victim = learners.pids[0]
         os.kill(victim, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
@@ -171,8 +171,18 @@ def test_a_learner_that_is_killed_or_hangs_is_named(how: str) -> None:
             with pytest.raises(EchoError, match=rf"^learner 1 \(process {victim}\) has ended by signal 9\."):
                 learners.check()
         else:
-            with pytest.raises(EchoTimeoutError, match=rf"^no answer of learner 1 \(process {victim}\) within 3 s \(patience\)"):
+            with pytest.raises(EchoTimeoutError, match=rf"^no answer of learner 1 \(process {victim}\) within 20 s \(patience\)"):
                 learners.update(batch(1))
+
+
+def test_a_learner_that_cannot_be_copied_is_refused() -> None:
+    policy = PPOLearner(ActorCritic(4, 3), auxiliary=lambda states: states.mean())
+    learners = Learners(policy, 2, 60.0)
+    try:
+        with pytest.raises(ConfigError, match="num_learners=2: a part of the learner cannot be copied"):
+            learners.start()
+    finally:
+        learners.close()
 
 
 PROGRAM = """

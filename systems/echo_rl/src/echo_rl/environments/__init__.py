@@ -40,7 +40,7 @@ FORMS = "gym:ID, rg:NAME, miniwob:TASK and openenv:URL"
 _ADAPTERS: Mapping[str, tuple[str, str]] = {
     "gym": ("echo_rl.environments.adapters.gym:GymEnvironment", "id"),
     "rg": ("echo_rl.environments.adapters.reasoning_gym:ReasoningGymEnvironment", "name"),
-    "miniwob": ("echo_rl.environments.adapters.miniwob:MiniWoBEnvironment", "task"),
+    "miniwob": ("echo_rl.environments.adapters.miniwob:MiniWoBEnvironment", "name"),
     "openenv": ("echo_rl.environments.adapters.openenv:OpenEnvEnvironment", "url"),
 }
 

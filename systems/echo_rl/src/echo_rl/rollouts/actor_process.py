@@ -6,6 +6,7 @@ say ``resume``, SIGTERM and Ctrl-C let it hand back what it has made, and leave;
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import logging
@@ -123,7 +124,11 @@ def end_with_the_parent() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m echo_rl.rollouts.actor_process", description="Make rollouts for a learner until it ends the job.")
+    parser.add_argument("job", metavar="JOB", help="the JSON of an ActorJob")
+    parser.add_argument("index", metavar="INDEX", type=int, nargs="?", default=0, help="the number of this actor; default: 0")
+    given = parser.parse_args()
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main([given.job, str(given.index)]))
     except KeyboardInterrupt:
         sys.exit(130)

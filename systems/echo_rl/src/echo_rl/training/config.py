@@ -162,6 +162,7 @@ class TrainingConfig:
     @property
     def token_rules(self) -> TokenLearnerConfig:
         """The rules of updates of a language model, as the fields above decide them."""
+        assert self.algorithm != "impala", "token training has refused it"
         own = self.token_learner.loss
         loss = replace(own, advantages=self.algorithm, correction=self.correction, scale=self.grpo.scale, loss=self.grpo.loss)
         return replace(self.token_learner, loss=loss)

@@ -170,7 +170,10 @@ class Learners:
         return [other.popen.pid for other in self._others]
 
     def start(self) -> None:
-        """Start the other learners, with copies of this one. Raises EchoTimeoutError or EchoError if one of them does not start; ``close`` ends the others."""
+        """Start the other learners, with copies of this one.
+
+        Raises EchoTimeoutError or EchoError if one of them does not start, and ConfigError if this one cannot be copied. ``close`` ends those that run.
+        """
         if self._n == 1:
             return
         self._files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("echo-rl-batch", "echo-rl-learners")]
@@ -186,6 +189,8 @@ class Learners:
             self._hear("done", self._timeout)
         except _Lost as error:
             raise self._fault(error) from error
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise ConfigError(f"num_learners={self._n}: a part of the learner cannot be copied to the other learners: {error}; use 1") from error
         self._learner.group = self._group
         self._began = time.monotonic()
 
@@ -265,6 +270,7 @@ def main(arguments: Sequence[str]) -> int:
     connection = Connection(pipe)
     end_with_the_parent()
     torch.set_num_threads(threads)
+    torch.optim.Adam([torch.zeros(1)])  # with its first optimiser PyTorch imports much of itself, which belongs to the start
 
     def heard() -> Any:
         connection.recv()
