@@ -28,7 +28,7 @@ from echo_rl.rollouts import RolloutSchema  # noqa: E402
 from echo_rl.rollouts.actor import HAND_BACK, PREFIX, Leave, run_actor  # noqa: E402
 from echo_rl.rollouts.actor_process import ActorJob  # noqa: E402
 from echo_rl.rollouts.partial_rollouts import episodes_of, read_prefix  # noqa: E402
-from echo_rl.rollouts.records import result_example  # noqa: E402
+from echo_rl.rollouts.records import result, result_example  # noqa: E402
 from echo_rl.rollouts.text_policy import SmallModel, TextRules  # noqa: E402
 from echo_rl.rollouts.ticket_table import NAME, TicketTable, example  # noqa: E402
 from echo_rl.rollouts.tickets import Ticket, Tickets  # noqa: E402
@@ -133,7 +133,7 @@ def test_copies_of_tickets_that_are_handed_back_or_done_are_not_worked_on() -> N
         loop.publish({"w": np.zeros(1)})
         with Client(learner.address, result_example(leaves), tables={NAME: example(2)}) as dying:
             assert [ticket.number for ticket in TicketTable.take(dying, 60).tickets] == [0, 1]
-            dying.send({"x": np.float32(0), "ticket": np.int64(0), "version": np.int64(1)})
+            dying.send(result({"x": np.float32(0)}, 0, 1))
             dying.wait(60)
             dying.request(HAND_BACK, {"parts": [[1, 0, 3]]}, b"abc")
             for body, words in (({"parts": [[2, 0, 1]]}, "not that of the blob, 0 bytes"), ({"parts": [[2, -1, 0]]}, "a whole number, not -1")):
@@ -157,7 +157,7 @@ def test_rollouts_of_a_policy_that_the_learner_has_lost_are_made_again() -> None
         loop.publish({"w": np.zeros(1)})
         with Client(learner.address, result_example(leaves), tables={NAME: example(2)}) as other:
             lent = TicketTable.take(other, 60)
-            other.send({"x": np.float32(1), "ticket": np.int64(0), "version": np.int64(2)})
+            other.send(result({"x": np.float32(1)}, 0, 2))
             other.wait(60)
             TicketTable.done(other, lent)
         working = threading.Thread(target=run_actor, args=(learner.address, leaves, seen))
