@@ -11,6 +11,7 @@ import difflib
 import importlib
 import typing
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -91,13 +92,16 @@ def make_environment(name: str, **options: Any) -> CheckedEnvironment:
             raise ConfigError(f"environment {name!r} has its {argument} in its name; leave the option {argument} out")
         return CheckedEnvironment(_made(name, getattr(importlib.import_module(module), kind), {argument: rest, **options}), name)
     name = name if name in _registered else _ALIASES.get(name, name)
-    factory = _registered.get(name)
-    if factory is None:
-        entry = _installed().get(name)
-        if entry is None:
-            raise ConfigError(_unknown(name))
-        factory = entry.load()
-    return CheckedEnvironment(_made(name, factory, options), name)
+    return CheckedEnvironment(_made(name, _registered.get(name) or _loaded(name), options), name)
+
+
+@cache  # to look through everything that is installed takes longer than to make most environments
+def _loaded(name: str) -> Callable[..., Environment]:
+    entry = _installed().get(name)
+    if entry is None:
+        raise ConfigError(_unknown(name))
+    factory: Callable[..., Environment] = entry.load()
+    return factory
 
 
 def _made(name: str, factory: Callable[..., Environment], options: dict[str, Any]) -> Environment:
