@@ -119,6 +119,7 @@ class Browser:
         try:
             return call(self._driver)
         except Exception as error:
+            self._driver = None  # It is not asked to end, because a page that hangs would let it wait: it is killed.
             self.close()
             words = (str(error) or repr(error)).splitlines()[0][:300]
             raise EnvironmentFailure(f"miniwob: {what} failed, and the browser is closed: {words}") from error
