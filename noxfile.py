@@ -134,6 +134,17 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "tools/dist.py", *session.posargs, external=True)
 
 
+@nox.session(venv_backend="none")
+def tryout(session: nox.Session) -> None:
+    """Install wheels of each name on docs/install.md into an environment of its own, use it, and compare the pages' commands with the tools.
+
+    Arguments go to `python tools/tryout.py`: --way tcp, --sdist.
+    """
+    kinds = ["--sdist"] if "--sdist" in session.posargs else []
+    folder = str(session.run("python", "tools/wheels.py", *kinds, silent=True, external=True)).split("\n")[-2]
+    session.run("python", "tools/tryout.py", folder, *session.posargs, external=True)
+
+
 @nox.session(reuse_venv=False)
 def lowest(session: nox.Session) -> None:
     """Run the tests with the oldest version of each dependency that the distributions allow. Arguments go to pytest."""

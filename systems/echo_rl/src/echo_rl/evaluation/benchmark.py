@@ -17,7 +17,7 @@ from typing import Any
 from echo_core import ConfigError
 from echo_rl.backbones import NAMES, Backbone, BackboneError, BackboneUnavailable, Prices, adapters, backbone, is_known
 from echo_rl.checks import Rule, check_fields, instance, optional, real, whole
-from echo_rl.environments import _ALIASES, GYM, CheckedEnvironment, EnvironmentFailure, environments, make_environment
+from echo_rl.environments import _ALIASES, FORMS, CheckedEnvironment, EnvironmentFailure, environments, is_environment, make_environment
 from echo_rl.evaluation.baselines import Agent, Baseline, CellSettings, NotRun, Spent, find_baseline
 from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded
 from echo_rl.evaluation.report import Report
@@ -91,9 +91,9 @@ class EchoRLBenchmark:
     def __init__(self, config: BenchmarkConfig, *, on_cell: Callable[[Cell, int, str], None] = lambda cell, episodes, reason: None) -> None:
         self.config, self._on_cell = config, on_cell
         for task in config.tasks:
-            if not task.startswith(GYM) and task not in environments() and task not in _ALIASES:
+            if not is_environment(task):
                 raise ConfigError(
-                    f"tasks: there is no environment {task!r}; there are {', '.join(environments())}, gym:ID, and register_environment adds others"
+                    f"tasks: there is no environment {task!r}; there are {', '.join(environments())}, {FORMS}, and register_environment adds others"
                 )
         for name in config.backbones:
             if not is_known(name):

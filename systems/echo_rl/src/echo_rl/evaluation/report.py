@@ -184,7 +184,7 @@ def _row(task: str, method: str, episodes: Sequence[Episode], cells: Sequence[di
 def _eta_bw(episodes: Sequence[Episode]) -> float | None:
     """The mean return by the mean cost b_eff of an episode, in millions; None without tokens, or where nobody has counted the cache."""
     costs = [episode.bandwidth for episode in episodes if episode.bandwidth is not None]
-    return 1e6 * fmean(e.reward for e in episodes) / fmean(costs) if len(costs) == len(episodes) and sum(costs) else None
+    return 1e6 * fmean(e.reward for e in episodes) / fmean(costs) if len(costs) == len(episodes) and sum(costs) > 0 else None
 
 
 def _mean(values: Sequence[float], seeds: Sequence[float]) -> dict[str, Any]:

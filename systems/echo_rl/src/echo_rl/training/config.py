@@ -35,7 +35,7 @@ class TrainingConfig:
         train_frequency: how many steps each environment of numbers makes for an update. Text environments have ``batch_size`` rollouts for an update.
         evaluation_frequency, save_frequency: after how many steps the policy is evaluated, and saved if there is an ``output_dir``. The last policy is both.
         num_actors: how many environments (of numbers), or rollouts at most (of text), run at once, over all actor processes.
-        num_learners: how many processes share the gradient of a batch.
+        num_learners: how many processes share each batch; this one is the first. The update is that of one learner, except for the order of its sums.
         batch_size: rollouts of an update of a language model, a multiple of ``group_size``; steps of one gradient step of a policy of numbers.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``. Without CUDA, ``"cuda"`` warns and uses the CPU; with ``strict_device`` it is an error.
         algorithm: ``"ppo"``; for language models also ``"grpo"`` and ``"reinforce"``, and for policies of numbers ``"impala"``, the policy gradient with
@@ -46,6 +46,10 @@ class TrainingConfig:
         eta: by how many versions rollouts may be older than the policy that is trained with them. 0 is the synchronous loop.
         correction: how the loss corrects for older policies: ``echo_rl.core.corrections``.
         interrupt: what a rollout does when a new policy comes: ``"finish"`` ends with the one that it began with; ``"swap"`` goes on with the new one.
+            ``"resume"`` is for text environments. An actor that gets SIGTERM hands back what it has made, and any actor goes on with it, by the newest
+            policy. So does an actor to which a new policy comes, if all of its groups are less than ``eta`` versions old; otherwise it goes on as with
+            ``"swap"``, because the learner waits for them. Environments take the recorded actions again; where one does not do the same then, its group is
+            begun anew, which ``TrainingMetrics.anew`` counts.
         actor_processes: None starts one for each core, at most ``num_actors``; 0 makes the rollouts in this process.
         seed: of everything. None draws one.
         planning: the shape of a latent plan of the last states, which conditions a policy of numbers; its temporal divergence is part of the loss. None
@@ -63,7 +67,8 @@ class TrainingConfig:
             text environment and a seed, and uses one thread of torch.
         env_options: what ``make_environment`` takes further. imports: modules that register environments; actors import them first.
         lease: after how many seconds a ticket that is not done is given to another actor. An actor that dies gives it back at once.
-        patience: after how many seconds without a batch training ends with an error that says who is waited for.
+        patience: after how many seconds without a batch, or without another learner's share of an update, training ends with an error that says who is
+            waited for.
         restarts: how many actors may die within 10 minutes.
         output_dir: where ``checkpoint.npz`` and ``metrics.jsonl`` are written.
     """
@@ -132,16 +137,12 @@ class TrainingConfig:
             return f"replay needs algorithm='impala', whose V-trace corrects for older policies; {self.algorithm!r} does not estimate their advantages"
         if self.algorithm == "impala" and self.correction != "ppo":
             return f"correction={self.correction!r} has no meaning with algorithm='impala', which corrects by V-trace; leave it out"
-        if self.interrupt == "resume":
-            return "interrupt='resume' is not there yet; use 'finish' or 'swap'"
-        if self.num_learners > 1:
-            return f"num_learners={self.num_learners}: more than one learner is not there yet; use 1"
         if self.algorithm == "grpo" and self.group_size < 2:
             return "group_size must be at least 2 with algorithm='grpo', which compares the rollouts of a task"
         if self.deterministic and (self.eta or self.seed is None):
             return f"deterministic needs eta=0 and a seed, got eta={self.eta} and seed={self.seed}: at eta=1, a rollout's policy depends on who is faster"
-        if self.deterministic and self.interrupt == "swap":
-            return "interrupt='swap' changes a policy when it comes, which deterministic excludes; use 'finish'"
+        if self.deterministic and self.interrupt != "finish":
+            return f"interrupt={self.interrupt!r} changes a policy when it comes, which deterministic excludes; use 'finish'"
         loss = self.token_learner.loss
         for where, value in (("ppo.correction", self.ppo.correction), ("token_learner.loss.correction", loss.correction)):
             if value not in ("ppo", self.correction):
@@ -161,6 +162,7 @@ class TrainingConfig:
     @property
     def token_rules(self) -> TokenLearnerConfig:
         """The rules of updates of a language model, as the fields above decide them."""
+        assert self.algorithm != "impala", "token training has refused it"
         own = self.token_learner.loss
         loss = replace(own, advantages=self.algorithm, correction=self.correction, scale=self.grpo.scale, loss=self.grpo.loss)
         return replace(self.token_learner, loss=loss)

@@ -24,6 +24,7 @@ from echo_rl.rollouts.segment_collector import SegmentRules, leaves_of, spaces_o
 from echo_rl.rollouts.timed_calls import TimedCalls, TimeoutFailure
 from echo_rl.training.config import TrainingConfig
 from echo_rl.training.evaluation import EVALUATION_TASKS, evaluated
+from echo_rl.training.learners import Learners
 from echo_rl.training.players import ProposalPlayer, SegmentPlayer
 from echo_rl.training.segment_replay import SegmentReplay
 
@@ -59,6 +60,8 @@ class SegmentTraining:
             raise ConfigError(f"algorithm={config.algorithm!r} trains language models, and {config.env_name} observes numbers; use 'ppo' or 'impala'")
         if config.deterministic:
             raise ConfigError("deterministic is for text environments: environments of numbers go on from one segment to the next, and cannot be saved")
+        if config.interrupt == "resume":
+            raise ConfigError("interrupt='resume' is for text environments: environments of numbers stay with their actor; use 'finish'")
         self.config, self.seed = config, seed
         self.batch = max(1, config.processes)
         if config.num_actors % self.batch:
@@ -81,6 +84,7 @@ class SegmentTraining:
         else:
             planner = self.planner
             self.learner = kind(planner, config.ppo_rules, str(device), auxiliary=planner.auxiliary_loss, groups=planner.groups())
+        self.learners = Learners(self.learner, config.num_learners, config.patience)
         rules = config.replay if config.replay is None or config.replay.seed is not None else replace(config.replay, seed=seed)
         self.replay = None if rules is None else SegmentReplay(rules, self.planner)
         self.bandwidth = BandwidthEfficiencyTracker()
@@ -114,7 +118,7 @@ class SegmentTraining:
         if learn and batch["mask"].any():
             # (records, steps, environments, ...) -> (steps, all environments, ...)
             columns = {name: np.concatenate(list(batch[name]), axis=1) for name in (*_LEAVES, *(() if self.planner is None else _OF_PLANS))}
-            found = asdict(self.learner.update(self._rollout(columns, version)))
+            found = asdict(self.learners.update(self._rollout(columns, version)))
             if self.replay is not None:
                 figures["replay_size"] = len(self.replay)
             figures |= {"gradient_steps": found.pop("steps"), "loss": found["policy_loss"], **found}
@@ -187,7 +191,8 @@ class SegmentTraining:
         self.learner.restore(state)
 
     def close(self) -> None:
-        """Close the environments of the evaluation."""
+        """End the other learners, and close the environments of the evaluation."""
+        self.learners.close()
         for environment in self._playing:
             environment.close()
         self._playing.clear()

@@ -22,6 +22,9 @@ Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.floating]
 
+#: The names of the figures of ``token_loss``.
+FIGURES = ("loss", "policy_loss", "value_loss", "entropy", "kl", "reference_kl", "clip_share", "mean_correction", "capped_share")
+
 
 @dataclass(frozen=True)
 class TokenLossConfig:

@@ -113,8 +113,8 @@ class EchoRLTrainer:
         """Train until ``total_timesteps``, or until ``stop``. Cancelling this ends the training, and its actors, first.
 
         Raises:
-            EchoTimeoutError: there was no batch within ``patience`` seconds; the message says who is waited for.
-            EchoError: too many actors have died, or every rollout of three batches has failed; the message has the last fault.
+            EchoTimeoutError: there was no batch, or not all of an update, within ``patience`` seconds; the message says who is waited for.
+            EchoError: too many actors have died, another learner has died, or every rollout of three batches has failed; the message has the last fault.
         """
         work = asyncio.get_running_loop().run_in_executor(None, self.run)
         try:
@@ -198,10 +198,11 @@ class EchoRLTrainer:
         if collector is not None:
             stack.callback(collector.close)
         stack.callback(training.close)
+        training.learners.start()
         self._loop = loop = RolloutLoop(server, training.leaves, tickets, self._task, at_once=training.at_once, collector=collector)
         live = LiveFigures(config.output_dir, self.metrics)
         stack.callback(live.close)
-        server.add_stats("rl", live.stats)
+        server.add_stats("rl", lambda: {**live.stats(), **training.learners.stats()})
         if self._loop_state is not None:
             loop.restore(self._loop_state)
         loop.publish(training.weights())
@@ -235,6 +236,7 @@ class EchoRLTrainer:
 
         def look() -> None:
             live.waiting = loop.missing()
+            self._training.learners.check()
             if self._fleet is not None:
                 self._fleet.check()
             self._write_asked()
@@ -278,11 +280,12 @@ class EchoRLTrainer:
         for name in ("steps", "episodes", "tokens", "failed"):
             setattr(metrics, name, getattr(metrics, name) + figures[name])
         metrics.skipped_groups += figures.get("skipped_groups", 0)
+        metrics.anew += figures.get("anew", 0)
         self._asked, self._hit = self._asked + figures.get("asked", 0), self._hit + figures.get("hit", 0)
         metrics.hit_rate = self._hit / self._asked if self._asked else 0.0
         metrics.seconds, metrics.waited = seconds, loop.waited / seconds
         metrics.throughput, metrics.tokens_per_second = metrics.steps / seconds, metrics.tokens / seconds
-        metrics.lags, metrics.duplicates = loop.ages, loop.tickets.duplicates
+        metrics.lags, metrics.duplicates, metrics.handed_back = loop.ages, loop.tickets.duplicates, loop.tickets.handed_back
         metrics.restarted = 0 if self._fleet is None else self._fleet.restarted
         metrics.eta_bw = self._training.bandwidth.snapshot().eta_bw or 0.0
         figures |= {"update": metrics.updates, "total_steps": metrics.steps, "seconds": seconds, "version": loop.tickets.version}
@@ -300,9 +303,10 @@ class EchoRLTrainer:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """The threads of torch: the actors have the other cores. In a deterministic run sums have one order."""
+        """The threads of torch: the actors and the other learners have the other cores. In a deterministic run sums have one order."""
         before = torch.get_num_threads()
-        torch.set_num_threads(1 if self.config.deterministic else max(1, before - self.config.processes))
+        free = (before - self.config.processes) // self.config.num_learners
+        torch.set_num_threads(1 if self.config.deterministic else max(1, free))
         try:
             yield
         finally:
