@@ -3,6 +3,7 @@
     python train_echo_rl.py                                                     # sorting digits by GRPO, with 3 actors over TCP
     python train_echo_rl.py --task gym:CartPole-v1                              # classic control by PPO
     python train_echo_rl.py --task alfworld --backbone /models/SmolLM2-135M     # a language model of yours; the environment must be installed
+    python train_echo_rl.py --task alfworld --backbone gpt-4o                   # a small policy chooses among what the model proposes; each step costs
     python train_echo_rl.py --config run.toml rl.eta=0                          # the section [rl] of a file, and single fields
 
 Ctrl-C ends the run and its actors. With --output-dir, the same command with --resume goes on from the last checkpoint.
@@ -52,10 +53,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="rl.FIELD=VALUE", help="single fields of TrainingConfig")
     parser.add_argument("--task", default="digits", help="the environment, such as digits or gym:CartPole-v1")
-    parser.add_argument("--backbone", help="the folder of a language model; without it, a small one is trained from random weights")
+    parser.add_argument("--backbone", help="the folder of a language model, or the name of one that proposes actions, such as gpt-4o")
     parser.add_argument("--timesteps", type=int, help="actions of all environments together")
     parser.add_argument("--num-actors", type=int, help="environments, or rollouts at most, that run at once")
-    parser.add_argument("--actor-processes", type=int, help="processes that make the rollouts (default: 3; 0: this process)")
+    parser.add_argument("--actor-processes", type=int, help="processes that make the rollouts (default: 2, or 3 for digits and CartPole; 0: this process)")
     parser.add_argument("--num-learners", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--transport", help="where actors connect, such as tcp://127.0.0.1:0 or shm://run")
@@ -81,7 +82,7 @@ def main() -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Train as the arguments say."""
-    preset = {"learning_starts": 0, "actor_processes": 3, "env_name": given.task, **PRESETS.get(given.task, {"total_timesteps": 100_000})}
+    preset = {"learning_starts": 0, "actor_processes": 3 if given.task in PRESETS else 2, "env_name": given.task, **PRESETS.get(given.task, {"total_timesteps": 100_000})}
     names = ("backbone", "num_actors", "actor_processes", "num_learners", "batch_size", "transport", "eta", "seed", "device", "max_steps", "output_dir")
     fields = {f"rl.{name}": getattr(given, name) for name in names if getattr(given, name) is not None}
     fields |= {} if given.timesteps is None else {"rl.total_timesteps": given.timesteps}
