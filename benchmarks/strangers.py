@@ -62,7 +62,7 @@ def slow_loris(address: Any) -> NoReturn:
 
 
 def wrong_tokens(address: Any) -> NoReturn:
-    """Whole handshakes, up to a proof that is none."""
+    """Whole handshakes that end with a wrong proof of the token."""
     _knock(address, lambda: secrets.token_hex(32))
 
 

@@ -25,7 +25,7 @@ from benchmarks.processes import allow_open_files, die_with
 #: Samples per call of ``send_batch``.
 STACK = 64
 
-#: What a role does once it is connected. It holds on to its worker: a client that nobody refers
+#: The work of a role after it has connected. It holds on to its worker: a client that nobody refers
 #: to closes its connection, even where one of its methods is still in use.
 Loop = Callable[[], NoReturn]
 

@@ -68,7 +68,7 @@ def is_installed(name: str) -> bool:
 def main() -> None:
     tool = [sys.executable, str(Path(__file__).with_name("wheels.py"))]
     before = recorded()
-    # What was installed from here earlier is renewed too: a plugin of an older build may not fit the new core.
+    # Projects that were installed from here earlier are renewed too: a plugin of an older build may not fit the new core.
     earlier = [name for name in before if is_installed(name)]
     wanted = [*sys.argv[1:], *earlier]
     build = subprocess.run([*tool, *projects(wanted)], check=True, stdout=subprocess.PIPE, text=True)

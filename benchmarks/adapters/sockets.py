@@ -1,4 +1,4 @@
-"""Loops in C over bare sockets: the ceiling for large samples on this machine, whoever sends them.
+"""Loops in C over bare sockets: the ceiling for large samples on this machine.
 
 ``sockets`` hands its arrays to the kernel as they are and receives straight into rows: nothing is checked, acknowledged, or kept. ``sockets-kept``
 copies each sample once before, as any library has to that promises to send again what a lost connection did not deliver, and is the same

@@ -31,7 +31,7 @@ class UcxPerftest(Program):
         report.phase("warm-up", pace.warmup)
         count = min(FIRST_MESSAGES, FIRST_BYTES // size)
         rate = self._run(size, count)
-        # What a short run says is what its buffers take, or how long it took to start: only one of about the time wanted counts.
+        # A short run measures its buffers, or how long it took to start, so only a run of about the wanted time counts.
         while count < rate * pace.seconds / 2:
             count = min(20 * count, max(count + 1, round(rate * pace.seconds)))
             report.phase("measure", 2 * count / rate)

@@ -1,4 +1,4 @@
-"""Samples per second while a thread of the learner's computes in Python, as a training loop may: who needs the interpreter for each of them waits its turn."""
+"""Samples per second while a thread of the learner computes in Python, as a training loop may. A system that needs the interpreter waits for its turn."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def check(learner: Learner) -> None:
     batch = learner.sample()
     for i in range(learner.batch_size):
         if learner.row(batch, i) not in sent:
-            raise WrongSample(f"sample {i} of a batch is none of those that were sent")
+            raise WrongSample(f"sample {i} of a batch was not sent by anybody")
 
 
 def one_batch(learner: Learner) -> list[Tree]:

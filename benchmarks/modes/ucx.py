@@ -16,5 +16,5 @@ LANES = {"ucx-shm": "sysv,cma,tcp", "ucx-tcp": "tcp"}
 
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     os.environ["UCX_TLS"] = LANES[case.mode]  # workers inherit it
-    os.environ["UCX_MM_ERROR_HANDLING"] = "y"  # whoever asks to be told of lost peers would get TCP otherwise: ucxx does, and so do we
+    os.environ["UCX_MM_ERROR_HANDLING"] = "y"  # ucxx and Echo ask UCX to report lost peers, and UCX would choose TCP for them otherwise
     return throughput.run(system, case, pace, report)

@@ -16,7 +16,7 @@ def table(results: Results) -> str:
 
 
 def label(results: Results, case: str) -> str:
-    """What a case is, in words."""
+    """Describe a case in words."""
     c = results.cases[case]
     many = f"{c['capacity'] / 1e6:g} M" if c["capacity"] >= 1_000_000 else f"{c['capacity'] // 1000} k"
     text = f"{MODES[c['mode']].title}; {ITEMS[c['payload']].title}, {many} items"

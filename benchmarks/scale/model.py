@@ -15,7 +15,7 @@ MOST = 1 << 24  # workers or shards, where the search for a limit ends
 
 @dataclass(frozen=True)
 class Constants:
-    """What a machine was measured to do, over TCP on loopback. Rates are for each second of CPU time of the server."""
+    """The measured abilities of a machine, over TCP on loopback. Rates are for each second of CPU time of the server."""
 
     handshake_server: float  # CPU seconds of a connection that is made
     handshake_client: float

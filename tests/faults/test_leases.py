@@ -1,4 +1,4 @@
-"""Batches that are kept: valid for as long as they live, whoever goes first."""
+"""Batches that are kept stay valid for as long as they live, also after their server has gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever connects without being a worker of this learner: told why if possible, never in the way."""
+"""Peers that are no workers of this learner are told so if possible, and never disturb the others."""
 
 from __future__ import annotations
 

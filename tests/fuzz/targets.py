@@ -91,7 +91,7 @@ def _message(kind: int, body: Any) -> bytes:
 
 
 def handshake_learner(data: bytes) -> None:
-    """What a worker says until it is let in."""
+    """The messages of a worker until it is accepted."""
     choose = Choices(data)
     handshake = ServerHandshake(SPEC, () if choose.number(2) else (TOKEN,), tables={"": SPEC, "other": SPEC})
     hello = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "session": "5" * 32, "silence": 30.0, "base": 0}

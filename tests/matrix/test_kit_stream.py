@@ -28,7 +28,7 @@ writes: Counter[tuple[str, str]] = Counter()  # by end, and how a write went: wh
 
 
 class PlainChannel(Channel):
-    """Whoever writes finds out at once how much has room, as with every socket that does not block."""
+    """A writer finds out at once how much has room, as with every socket that does not block."""
 
     def __init__(self, sock: socket.socket, end: str) -> None:
         self.sock, self.end, self.peer = sock, end, "somebody"

@@ -1,4 +1,4 @@
-"""What a worker is told that does not reach its learner: `unreachable.advice`, and the errors that end in it."""
+"""The advice for a worker that does not reach its learner: `unreachable.advice`, and the errors that end in it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_others_run_while_a_large_sample_is_copied(copy: str) -> None:
 
     watcher = threading.Thread(target=look)
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)  # nobody is interrupted: who runs beside the copy was let
+    sys.setswitchinterval(1000.0)  # nobody is interrupted: the thread that runs beside the copy was let
     watcher.start()
     try:
         for _ in range(100):
@@ -206,7 +206,7 @@ def test_arrays_that_are_taken_out_of_a_sample_while_it_is_copied(copy: str) -> 
 
 
 def test_a_sample_that_sends_another_of_its_own() -> None:
-    """What a leaf runs when it is converted may come back here."""
+    """Code that a leaf runs when it is converted may come back here."""
     example = np.zeros(40_000, np.int32)
     gatherer = Gatherer(Spec.from_example(example).flattener, 1 << 20, 100)
     gatherer.limit = 2

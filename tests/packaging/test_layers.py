@@ -161,7 +161,7 @@ def test_folders_of_replay_import_only_what_lies_below() -> None:
     assert not up, "\n".join(up)
 
 
-#: What a command imports only if it is there, and otherwise says how to install.
+#: Modules that a command imports only if they are there; otherwise it says how to install them.
 IF_THERE = {"echoctl": {"echo_testing"}}
 
 

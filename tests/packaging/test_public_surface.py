@@ -1,4 +1,4 @@
-"""What a plugin of another author may use is what our own plugins use: no private name of core, of the protocol in echo_net, or of
+"""A plugin of another author may use what our own plugins use: no private name of core, of the protocol in echo_net, or of
 the tables in echo_replay.
 
 Private is a name that begins with one underscore and that a class or a module of these defines. Three uses count: to import such a name

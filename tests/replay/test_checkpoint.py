@@ -217,7 +217,7 @@ def test_a_checkpoint_is_of_one_moment_whatever_is_written(tmp_path: Path, monke
         np.testing.assert_array_equal(batch[name], leaf)
     assert (again.top(3)[0] == keys[:-4:-1]).all()
     assert sum(steps) == 200 and max(steps) > 20  # many of them were put aside by the writer
-    # Whoever overwrites is not stopped once the checkpoint is written, and the restored table goes on.
+    # Writers are not stopped once the checkpoint is written, and the restored table goes on.
     again.submit_batch(rows(2000, 2100))
     assert again.peek(again.keys())[0]["number"].tolist() == [*range(100, 200), *range(2000, 2100)]
 

@@ -115,7 +115,7 @@ def told(change: Callable[[Path, dict], None], table: int = 0) -> Callable[[Path
 
 
 def figures(table: Any) -> dict[str, Any]:
-    """What there is in a table, its samplers and under it."""
+    """The contents of a table, its samplers and its store."""
     held = [len(sampler) for sampler in (table.sampler, table.remover) if sampler is not None]
     return {**table.counters(), "held": held, "random": table.rng.bit_generator.state, "steps": getattr(table, "steps_held", 0)}
 

@@ -1,4 +1,4 @@
-"""What goes when a table is full, with every sampler there is as the remover."""
+"""Every sampler as the remover: which item leaves a full table."""
 
 from __future__ import annotations
 

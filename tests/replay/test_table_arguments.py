@@ -1,4 +1,4 @@
-"""What makes no sense as an argument is told in Echo's words, before anything is made."""
+"""Arguments that make no sense are refused in Echo's words, before anything is made."""
 
 from __future__ import annotations
 

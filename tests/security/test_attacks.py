@@ -42,7 +42,7 @@ def turned_away(server: Server) -> int:
 
 
 def works(server: Server, client: Client) -> None:
-    """Who was let in is served."""
+    """A peer that was accepted is served."""
     for number in range(4):
         client.send({"x": np.full(4, number, np.float32), "n": number})
     assert server.sample(timeout=20).batch["n"].tolist() == [0, 1, 2, 3]
@@ -63,7 +63,7 @@ def test_wrong_tokens(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_replayed_handshake(serve: Serve, strangers: Strangers) -> None:
-    """What a worker said that was let in is said again, byte for byte."""
+    """The messages of an accepted worker are sent again, byte for byte."""
     server = serve()
     recorded = []
     first = strangers(server)

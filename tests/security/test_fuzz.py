@@ -39,7 +39,7 @@ def learner(serve: Callable[..., Server]) -> Iterator[Server]:
     drainer.start()
     try:
         yield server
-        # It is none the worse for it.
+        # It works as before.
         with Client(server.address, EXAMPLE, timeout=30) as client:
             client.send_batch({"x": np.zeros((8, 4), np.float32), "n": np.arange(8)})
         until(lambda: server.peers() == [], "everybody has left")

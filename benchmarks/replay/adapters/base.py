@@ -99,7 +99,7 @@ class System(ABC):
 
     name: str
     can: frozenset[str]
-    #: What of it does not work as it is installed, and why.
+    #: The abilities that do not work in the installed version, and why.
     lacks: Mapping[str, str] = {}
     #: The most items for which memory is measured, where filling the table of the case would take too long.
     most_items: int = 1 << 40

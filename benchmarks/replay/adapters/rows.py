@@ -1,7 +1,7 @@
 """What a learner of any system draws that copies the rows of its batches: `numpy.take` from an array of its own, beside a server in another process.
 
-It has no lock, no memory and no line of code in common with that server and its workers. What it loses beside them is what the cores, caches
-and memory that they share take from it.
+It has no lock, no memory and no line of code in common with that server and its workers. It loses speed beside them only because they share the cores, caches
+and memory.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def check(buffer: Buffer) -> None:
         raise WrongItem(f"a batch of {sorted({len(column) for column in columns})} where {buffer.batch} were asked for")
     for i in range(buffer.batch):
         if b"".join(column[i].tobytes() for column in columns) not in known:
-            raise WrongItem(f"row {i} of a batch is none of the items that were inserted")
+            raise WrongItem(f"row {i} of a batch was never inserted")
 
 
 def repeat(call: Callable[[], Any], seconds: float, at_once: int = 1) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""What a batch of several shards has: steps and samples of varying length as a single server gives them, right weights while shards come and go, and
+"""Batches of several shards have steps and samples of varying length as a single server gives them, right weights while shards come and go, and
 batches that no two learners share."""
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def work(members: str, token: str, worker: int, stop: object, acknowledged: obje
 
 
 def sent_by(log: Path) -> list[Sent]:
-    """What a worker has written."""
+    """The samples that a worker has sent, read from its log."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [Sent(int(one), int(two), float(three), float(four), set(homes)) for one, two, three, four, *homes in map(str.split, lines)]
 
@@ -220,7 +220,7 @@ def test_kills_of_workers_and_shards(tmp_path: Path) -> None:
 
 
 def test_drain_of_one_of_two_shards_under_load() -> None:
-    """What was acknowledged is at the other shard or in the checkpoint of the drained one, once."""
+    """Each acknowledged item is once at the other shard or in the checkpoint of the drained one."""
     context = multiprocessing.get_context("spawn")
     with LocalCluster(2, [Table("replay", EXAMPLE, sampler="uniform", capacity=100_000)], checkpoint_every=600.0) as cluster:
         stop, counters, workers = context.Event(), [context.Value("q", 0) for _ in range(3)], []

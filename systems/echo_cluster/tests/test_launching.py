@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,17 +121,15 @@ def test_a_worker_leaves_by_itself(cluster: LocalLaunched) -> None:
 def wait_for_checkpoint(folder: Path) -> None:
     """Until each shard has written one that was begun after this call: the second from now, because the next may be under way."""
 
-    def newest() -> dict[Path, list[tuple[str, int]]]:
-        files = {}
-        for shard in folder.rglob("*"):
-            with suppress(FileNotFoundError):  # it was replaced meanwhile
-                if shard.is_file():
-                    files.setdefault(shard.parent, []).append((shard.name, shard.stat().st_mtime_ns))
-        return {place: sorted(names) for place, names in files.items()}
+    def newest() -> dict[Path, str]:
+        return {latest: latest.read_text() for latest in folder.glob("checkpoint-*/LATEST")}
+
+    def all_are_newer(before: dict[Path, str]) -> bool:
+        now = newest()
+        return all(now[latest] != name for latest, name in before.items())
 
     for _ in range(2):
-        before = newest()
-        until(lambda: all(newest().get(place) != names for place, names in before.items()))
+        until(functools.partial(all_are_newer, newest()))
 
 
 def test_a_killed_worker_and_a_killed_shard_come_back(cluster: LocalLaunched) -> None:
@@ -193,7 +190,7 @@ def test_a_command_is_a_worker(tmp_path: Path) -> None:
 
 def test_what_does_not_leave_is_interrupted_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("LEFT_HERE", str(tmp_path / "left"))
-    with launch(CONFIG, never_leave, shards=0, workers=1) as cluster:
+    with launch(CONFIG, never_leave, shards=0, workers=1):
         until((tmp_path / "left.begun").exists)
         program = "import pathlib, signal, sys, time; signal.signal(2, signal.SIG_IGN); pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
         stuck = launch(CONFIG, ["{python}", "-c", program, str(tmp_path / "stuck")], shards=0, workers=1)

@@ -1,8 +1,10 @@
-"""Environments for the tests: two turns with sums, and one that fails in each way at some of its tasks. Actors import this module."""
+"""Environments for the tests: two turns with sums, four turns of talk, and one that fails in each way at some tasks. Actors import this module."""
 
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from echo_rl.environments import environments, register_environment
@@ -57,6 +59,28 @@ class OddEnvironment(SumsEnvironment):
         return observation, reward, terminated, truncated, info
 
 
-for name, kind in (("test-sums", SumsEnvironment), ("test-odd", OddEnvironment)):
+class TalkEnvironment:
+    """Up to four actions. What it says depends on all of them; it is over early after an action with two "b"."""
+
+    alphabet = "abc:"
+
+    def __init__(self, word: str = "ab:", gate: str | None = None) -> None:
+        self.word, self.gate = word, gate
+
+    def reset(self, seed: int) -> str:
+        self.said, self.turns = seed, 0
+        return "abc"[seed % 3] + ":"
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.gate is not None and not Path(self.gate).exists():
+            Path(self.gate + ".waits").touch()
+            while not Path(self.gate).exists():
+                time.sleep(0.005)
+        self.turns, self.said = self.turns + 1, self.said * 31 + sum(map(ord, action))
+        over = self.turns == 4 or action.count("b") > 1
+        return self.word[self.said % 3] * (self.said % 4), (self.said % 7) / 7, over, False, {"success": self.said % 2 == 0} if over else {}
+
+
+for name, kind in (("test-sums", SumsEnvironment), ("test-odd", OddEnvironment), ("test-talk", TalkEnvironment)):
     if name not in environments():
         register_environment(name, kind)

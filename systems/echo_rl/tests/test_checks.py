@@ -1,4 +1,4 @@
-"""Wrong values of configurations, and numbers that are none, are refused by the name of their field."""
+"""Wrong values of configurations, and values that are not numbers, are refused by the name of their field."""
 
 from __future__ import annotations
 

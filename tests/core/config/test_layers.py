@@ -1,4 +1,4 @@
-"""Sources in layers: who wins, where a value came from, how tables merge."""
+"""Sources in layers: which one wins, where a value came from, how tables merge."""
 
 from __future__ import annotations
 

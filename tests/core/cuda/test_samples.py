@@ -143,7 +143,7 @@ def test_workers_send_from_there(gpu: Gpu, scheme: str, shape: tuple[int, ...]) 
 
 
 class TestWhatIsWaitedFor:
-    """What the producer has begun is done before anything is copied."""
+    """The producer's work is done before anything is copied."""
 
     def test_dlpack_is_given_our_stream(self, gpu: Gpu) -> None:
         spec, stream = Spec.from_example({"obs": np.zeros(4, np.uint8)}), gpu.stream(0)

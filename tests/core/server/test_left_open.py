@@ -1,4 +1,4 @@
-"""What a program that ends is told about its server: a warning if it was left open, and nothing if it was closed."""
+"""A program that ends gets a warning if its server was left open, and nothing if it was closed."""
 
 from __future__ import annotations
 

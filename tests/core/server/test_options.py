@@ -1,4 +1,4 @@
-"""What a server is made of: its example, options and sampler, given as arguments or by a configuration."""
+"""The parts of a server: its example, options and sampler, given as arguments or by a configuration."""
 
 from __future__ import annotations
 

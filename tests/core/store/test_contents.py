@@ -1,4 +1,4 @@
-"""What goes into the store comes out of it: every dtype and layout, bit for bit and in order."""
+"""The store gives back what was put into it: every dtype and layout, bit for bit and in order."""
 
 from __future__ import annotations
 

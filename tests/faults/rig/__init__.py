@@ -1,1 +1,1 @@
-"""What the fault tests are made with."""
+"""The tools of the fault tests."""

@@ -18,7 +18,7 @@ __all__ = ["Child", "Children"]
 
 # Workers come and go by the dozen here. A server that has imported what they need forks each of
 # them off in a few milliseconds; it has no threads of ours and no sockets, so that they are as
-# good as freshly started. What starts a process anew is tested in test_sharing.py.
+# good as freshly started. Starting a process anew is tested in test_sharing.py.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["echo_core.client.client", "echo_core.server.server", "echo_tcp.transport", "rig.workers"]
@@ -28,7 +28,7 @@ _context.set_forkserver_preload(
 class Child:
     """A process that runs `target(link, *arguments)`; `link` is its end of a pipe.
 
-    What it sends is heard here in order. An error in it is raised here by the next `hear`.
+    Its messages arrive here in order. An error in it is raised here by the next `hear`.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Full stores, closing, forks: whoever waits is told why, and is let go."""
+"""Full stores, closing, forks: each waiting call is told why, and returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens: who is let in, who is found out, and which roles a token gives."""
+"""Tokens: right ones are accepted, wrong ones are refused, and each gives certain roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes too often waits outside; who is in notices nothing."""
+"""A peer that connects too often has to wait, and connected peers notice nothing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_flood_is_let_in_by_the_rate(everybody: bool, under_way: float) -> Non
 
 @pytest.mark.parametrize("everybody", [False, True])
 def test_pulses_are_no_way_round_it(everybody: bool) -> None:
-    """Whoever stops for as long as the door is shut gets nothing by it."""
+    """A peer gains nothing by stopping for as long as it is shut out."""
     crowd, let_in, now, pause = Crowd(250, everybody), 0, 0.0, IDLE_PAUSE
     while now < 120:
         came = 0 if crowd.shut else round(FLOOD * pause)
@@ -306,7 +306,7 @@ def test_a_socket_closed_under_it(listen: Listen, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("told", [True, False])
 def test_without_descriptors_it_goes_on(watch: Watch, told: bool) -> None:
-    """Whoever takes them all must not get rid of it."""
+    """A peer that takes them all must not get rid of it."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     door, listening = watch(told=told)
     try:

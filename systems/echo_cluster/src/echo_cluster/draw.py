@@ -70,7 +70,7 @@ class ClusterSample(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one shard has drawn.
+    """The items that one shard has drawn.
 
     Attributes:
         n: items.

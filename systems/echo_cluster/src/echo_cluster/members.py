@@ -1,4 +1,4 @@
-"""Who is there: the shards of a cluster, from a list, a folder of address files, DNS, or the variables of SLURM."""
+"""The members of a cluster: its shards, found by a list, a folder of address files, DNS, or the variables of SLURM."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def find_members(given: Any, *, auth: bool = True) -> Members:
         auth: whether the caller shows a token. Without one, files and DNS are refused, because their addresses are not checked by anything else.
 
     Raises:
-        ConfigError: `given` is none of these. SecurityError: `auth` is False and addresses would come from files or DNS.
+        ConfigError: `given` is something else. SecurityError: `auth` is False and addresses would come from files or DNS.
             AddressError: text is not an address.
     """
     if callable(given):

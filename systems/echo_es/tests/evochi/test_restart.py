@@ -39,7 +39,7 @@ def test_our_worker_joins_the_next_server_which_finishes_the_search(tmp_path: Pa
 
 
 class ClosingServer(grpc.GenericRpcHandler):
-    """What a server does that is closed while a worker reports: gRPC cancels the report, and then the stream of events ends. The server that the worker
+    """A server that is closed while a worker reports: gRPC cancels the report, and then the stream of events ends. The server that the worker
     joins next tells it to stop."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Who is there, for learners and clients in the driver: what the shards' actors said last. It asks nobody, so it also works while Ray is broken."""
+"""The members of a cluster on Ray, for clients in the driver: the last reports of the shards' actors, which can be read while Ray is broken."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Rule = Callable[[Any], str | None]
 
 
 def whole(least: int | None = None, most: int | None = None) -> Rule:
-    """A whole number within bounds; True, False and 2.0 are none."""
+    """A whole number within bounds; True, False and 2.0 are refused."""
     need = "a whole number" + _within(least, most)
 
     def rule(value: Any) -> str | None:

@@ -112,7 +112,7 @@ def test_a_server_that_always_limits_is_an_error_that_says_so(adapter: str, peer
 RUBBISH: list[Any] = [None, [], {}, "text", 7, {"choices": 3}, {"choices": [None]}, {"choices": [{}]}, {"content": 3, "usage": {}, "stop_reason": None}]
 RUBBISH += [{"choices": [{"index": "x", "message": [], "finish_reason": {}, "text": 5, "token_ids": "ab"}], "usage": {"prompt_tokens": "many"}}]
 RUBBISH += [{"candidates": [3]}, {"candidates": {"a": 1}}, {"promptFeedback": []}, {"text": 1, "meta_info": {"finish_reason": 3}}, [{"meta_info": None}]]
-# Of the right form, with parts that are none.
+# Answers of the right form with wrong parts.
 CHOICE = {"index": 0, "message": {"content": "x"}, "finish_reason": "stop", "text": "x", "token_ids": [1]}
 RUBBISH += [{"choices": [CHOICE | wrong]} for wrong in ({"finish_reason": 7}, {"message": {"content": 5}, "text": 5})]
 RUBBISH += [{"choices": [CHOICE], "usage": {"prompt_tokens": count}} for count in ("many", -3, 1.5)]

@@ -69,6 +69,7 @@ class Chat(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[Any] = []
+        self.judges = False
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,7 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         seen = body["messages"][-1]["content"]
         door = next((name for name in Doors.admissible if f"The {name} door" in seen), "none")
-        text = "9" if "How likely" in seen else f"Thought: it is open.\nAction: {door.upper()}."
+        if self.server.judges:
+            seen = "How likely" if "Action: b" in seen else "Action: a"
+        text = "9" if "How likely" in seen else "2" if self.server.judges else f"Thought: it is open.\nAction: {door.upper()}."
         choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i in range(body.get("n", 1))]
         data = json.dumps({"choices": choices, "usage": {"prompt_tokens": 1000, "completion_tokens": 10 * len(choices)}}).encode()
         self.send_response(200)
@@ -124,28 +127,58 @@ def test_three_tasks_and_three_baselines_and_a_missing_key(tmp_path: Path, chat:
     config = BenchmarkConfig(
         ["one", "two", "three"],
         backbones=["chat", "gpt-4o", "tiny"],
-        baselines=["random", "oracle", "react", "rlaif"],
+        baselines=["random", "oracle", "react"],
         num_episodes=4,
         max_tokens=4,
         output_dir=str(tmp_path),
     )
     report = asyncio.run(EchoRLBenchmark(config).run_benchmark())
     found = rows(report)
-    assert len(found) == 3 * 6
+    assert len(found) == 3 * 5
     for task in config.tasks:
         assert found[task, "oracle"]["success"]["mean"] == found[task, "react@chat"]["success"]["mean"] == 1.0
         assert 0 < found[task, "random"]["success"]["mean"] < 1
         assert found[task, "react@gpt-4o"]["episodes"] == 0 and "OPENAI_API_KEY" in found[task, "react@gpt-4o"]["not_run"]
-        assert "judge" in found[task, "rlaif"]["not_run"]
         react = found[task, "react@chat"]
         assert react["tokens"] == 12 * 10 and react["cost_per_success"] == pytest.approx(0.002) and react["kv_reuse"] is None
         local = found[task, "react@tiny"]
         assert local["episodes"] == 12 and local["kv_reuse"] > 0 and local["cost"] is None and local["faults"] == 0
+        assert react["eta_bw"] is None and local["eta_bw"] is not None, "a server has not counted its cache"
     episodes = EpisodesFile(tmp_path / "episodes.jsonl").read().cells()
     seeds = [{episode.task_seed for episode in episodes["one", method, seed]} for method in ("random", "oracle") for seed in range(3)]
     assert seeds[:3] == seeds[3:] and len(set.union(*seeds)) == 12, "methods play the same tasks, and seeds play different ones"
     assert (tmp_path / "report.md").read_text() == report.markdown() and json.loads((tmp_path / "report.json").read_text()) == report.to_json()
     assert (tmp_path / "report.png").exists() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_a_judge_trains_a_language_model_and_without_one_the_cells_are_not_run(tmp_path: Path, chat: Chat) -> None:
+    """The policy learns what the judge likes, which is the answer "b" and not what the environment rewards."""
+
+    class Letter:
+        alphabet = "ab?"
+
+        def reset(self, seed: int) -> str:
+            return "?"
+
+        def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            return "", float(action == "a"), True, False, {"success": action == "a"}
+
+    chat.judges = True
+    register_environment("letter", Letter)
+    register_backbone("chat", lambda **options: remote(chat, **options))
+    trainer = {
+        "total_timesteps": 192, "algorithm": "grpo", "batch_size": 32, "group_size": 16, "num_actors": 32, "eta": 0,
+        "execution": {"max_new_tokens": 1}, "token_learner": {"learning_rate": 1e-2}, "model": {"layers": 1, "width": 16, "inner": 16, "heads": 2},
+    }  # fmt: skip
+    config = BenchmarkConfig(["letter"], ["chat"], ["rlaif"], 1, 4, trainer, output_dir=str(tmp_path / "one"))
+    judged = rows(EchoRLBenchmark(config).run())["letter", "rlaif@chat"]
+    assert judged["episodes"] == 4 and judged["success"]["mean"] == 0.0 and judged["trained_steps"] == 192
+    asked = [body["messages"][-1]["content"] for body in chat.bodies]
+    assert all("How good is the last action" in each for each in asked) and {each.partition("Action: ")[2][:1] for each in asked} >= {"a", "b"}
+    last = [each.partition("Action: ")[2][:1] for each in asked[-32:]]
+    assert last.count("b") > 24, "the last batch is mostly what the judge likes"
+    (row,) = EchoRLBenchmark(BenchmarkConfig(["letter"], baselines=["rlaif"], num_seeds=1, output_dir=str(tmp_path / "two"))).run().rows
+    assert row["episodes"] == 0 and "needs a judge: name a language model in backbones" in row["not_run"]
 
 
 def test_a_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_draws_depend_on_the_task_and_the_attempt_only() -> None:
         collector.close()
 
 
+def test_the_policy_of_a_learner_that_goes_on_from_a_checkpoint_is_taken() -> None:
+    collector = TokenCollector(rules("test-sums"))
+    assert set(collect(collector, 3, version=9)[0].versions) == {9} and set(collect(collector, 3, version=7)[0].versions) == {7}
+    collector.close()
+
+
 def test_an_environment_that_fails_ends_its_rollout_only(caplog: pytest.LogCaptureFixture) -> None:
     odd_environments.OddEnvironment.made = 0
     odd_environments.OddEnvironment.release.clear()

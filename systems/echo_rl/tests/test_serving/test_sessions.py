@@ -374,7 +374,7 @@ def test_the_end_aborts_what_is_under_way(endpoint: Endpoint, ended: list[EndedS
 
 
 def test_a_record_that_is_not_taken_can_be_handed_over_again() -> None:
-    """Whoever ends a session learns that nobody has its record."""
+    """The caller that ends a session learns that nobody has its record."""
     taken: list[EndedSession] = []
 
     def take(one: EndedSession) -> None:

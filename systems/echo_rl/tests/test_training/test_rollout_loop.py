@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import EchoError, EchoTimeoutError, Server
+from echo_core import EchoError, EchoTimeoutError, Server, SpecError
+from echo_rl.rollouts import records
+from echo_rl.rollouts.actor import run_actor
 from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Tickets
 from echo_rl.training.fleet import Fleet, start_actors
@@ -21,7 +23,7 @@ from echo_testing.processes import until
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from actor_program import ROLLOUTS
+from actor_program import ROLLOUTS, Collector
 
 pytestmark = pytest.mark.needs("echo-tcp")
 PROGRAM = str(Path(__file__).with_name("actor_program.py"))
@@ -107,6 +109,19 @@ def test_a_batch_that_is_late_says_what_is_missing() -> None:
         loop = RolloutLoop(learner, ROLLOUTS, Tickets(BATCH, 1), at_once=2)
         loop.publish(weights(1))
         with pytest.raises(EchoTimeoutError, match=r"0 of 4 groups are there, and the results of tickets 0, 1, .* are missing .*; 0 actors are connected"):
+            loop.batch(timeout=0.1)
+
+
+def test_an_actor_of_another_version_is_refused_at_both_ends(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with server() as learner:
+        loop = RolloutLoop(learner, ROLLOUTS, Tickets(BATCH, 1), at_once=2)
+        loop.publish(weights(1))
+        monkeypatch.setattr(records, "PROTOCOL", records.PROTOCOL + 1)
+        words = r"this actor does not fit .* has echo-rl \d.*, protocol 2\..*'echo_rl_protocol_2'.*learner.*'echo_rl_protocol_1'.*Install the same echo-rl"
+        with pytest.raises(SpecError, match=words):
+            run_actor(learner.address, ROLLOUTS, Collector(), timeout=60)
+        until(lambda: "echo_rl_protocol_" in caplog.text, "the learner says that it has refused the actor", 60)
+        with pytest.raises(EchoTimeoutError, match="0 of 4 groups are there"):
             loop.batch(timeout=0.1)
 
 

@@ -67,7 +67,7 @@ def weights(trainer: EchoRLTrainer) -> bytes:
 
 
 def learned(metrics: TrainingMetrics) -> list[Any]:
-    """What an update's figures are without its times."""
+    """The figures of an update without its times."""
     return [{name: value for name, value in figures.items() if name not in ("seconds", "asked", "hit")} for figures in metrics.history]
 
 
@@ -247,6 +247,16 @@ def test_a_language_model_is_saved_while_it_is_trained_and_goes_on_elsewhere(tmp
     other.restore(tmp_path / "moment.npz")
     before = other.metrics.updates
     assert 2 <= before <= trainer.metrics.updates and other.run().updates == before + 1 and "value_loss" in other.metrics.history[0]
+
+
+def test_a_checkpoint_that_is_asked_for_while_a_run_ends_is_written(tmp_path: Path) -> None:
+    trainer = EchoRLTrainer(config(1))
+    saving = threading.Thread(target=trainer.save, args=(tmp_path / "late.npz",), daemon=True)
+    with trainer._running:  # a run that looks no more whether it was asked
+        saving.start()
+        until(lambda: not trainer._saves.empty(), "the request is there")
+    saving.join(60)
+    assert not saving.is_alive() and (tmp_path / "late.npz").exists()
 
 
 def test_cuda_that_is_not_there_is_a_warning_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

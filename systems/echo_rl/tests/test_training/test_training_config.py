@@ -32,14 +32,14 @@ from echo_rl.training.token_losses import TokenLossConfig  # noqa: E402
         ({"algorithm": "dqn"}, "algorithm must be one of"),
         ({"eta": -1}, "eta must be"),
         ({"correction": "vtrace"}, "correction must be"),
-        ({"interrupt": "resume"}, "interrupt='resume' is not there yet"),
-        ({"num_learners": 2}, "num_learners=2"),
+        ({"num_learners": 0}, "num_learners"),
         ({"algorithm": "grpo", "group_size": 1}, "group_size must be at least 2"),
         ({"deterministic": True, "eta": 0}, "deterministic needs eta=0 and a seed"),
         ({"deterministic": True, "seed": 1}, "deterministic needs eta=0"),
         ({"deterministic": True, "seed": 1, "eta": 0, "interrupt": "swap"}, "interrupt='swap'"),
+        ({"deterministic": True, "seed": 1, "eta": 0, "interrupt": "resume"}, "interrupt='resume'"),
         ({"seed": -1}, "seed must be"),
-        ({"replay": ReplayConfig()}, "replay has no use"),
+        ({"replay": ReplayConfig()}, "replay needs algorithm='impala'"),
         ({"ppo": PPOConfig(correction="tis")}, "ppo.correction='tis' is not correction='ppo'"),
         ({"token_learner": TokenLearnerConfig(TokenLossConfig(correction="tis"))}, "token_learner.loss.correction"),
         ({"grpo": GRPOConfig("none"), "token_learner": TokenLearnerConfig(TokenLossConfig(loss="sum"))}, "token_learner.loss.loss='sum'"),
@@ -58,11 +58,13 @@ def test_a_wrong_field_is_named(options: dict[str, Any], words: str) -> None:
         ({"env_name": "digit"}, "did you mean 'digits'"),
         ({"env_name": "no-such-task"}, "no-such-task"),
         ({"batch_size": 100, "group_size": 16}, "batch_size=100 must be a multiple of group_size=16"),
-        ({"backbone": "gpt-4o"}, "backbone='gpt-4o' is no folder"),
+        ({"backbone": "gpt-5o"}, "backbone='gpt-5o' is no folder"),
+        ({"backbone": "gpt-4o"}, "gpt-4o needs OPENAI_API_KEY"),
         ({"env_options": {"length": 99}}, "length has to be"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_before_it_begins(options: dict[str, Any], words: str) -> None:
+def test_a_run_that_cannot_be_is_refused_before_it_begins(options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=words):
         EchoRLTrainer(TrainingConfig(**({"env_name": "digits", "total_timesteps": 100_000} | options)))
 

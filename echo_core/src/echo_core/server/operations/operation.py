@@ -44,7 +44,7 @@ def operation_of(server: ServerState, op: str, body: dict[str, Any]) -> tuple[Ca
         if (operation := operations.by_name.get(op)) is None:
             raise EchoError(f"table {storage.name!r} has no operation {op!r}")
         return operation, partial(operation, operations)
-    why = "" if "/" in op else server._storage().why_no_table()  # an operation with a slash is none of Echo's own
+    why = "" if "/" in op else server._storage().why_no_table()  # Echo's own operations have no slash
     raise EchoError(f"this server has no operation {op!r}" + (f": {why}" if why else ""))
 
 

@@ -1,4 +1,4 @@
-"""What the function of a worker is given: which worker it is, where the shards are, and when it has to leave."""
+"""The argument of a worker's function: which worker it is, where the shards are, and when it has to leave."""
 
 from __future__ import annotations
 

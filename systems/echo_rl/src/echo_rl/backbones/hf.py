@@ -128,7 +128,7 @@ class TransformersBackbone(Backbone):
         class Watch(self._criterion):  # type: ignore[misc, name-defined]
             def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
                 for i, token in enumerate(ids[:, -1].tolist()):
-                    # What comes after the end is padding and no token of the answer.
+                    # Tokens after the end are padding and do not belong to the answer.
                     ended[i] = ended[i] or texts[i].push(token)
                 return torch.tensor(ended, device=ids.device)
 

@@ -77,7 +77,7 @@ class RemoteBackbone(Backbone):
         for each in found:
             counts = vars(each.usage).values()
             if not isinstance(each.text, str) or not isinstance(each.finish, str) or not all(isinstance(count, int) and count >= 0 for count in counts):
-                raise BackboneError(f"the server's answer has a text, an end or a number of tokens that is none: {str(answer)[:300]}")
+                raise BackboneError(f"the server's answer has a wrong text, end or number of tokens: {str(answer)[:300]}")
         return found
 
     def pieces(self, events: Iterator[dict[str, Any]], text: Callable[[dict[str, Any]], str], ends: Callable[[dict[str, Any]], bool]) -> Iterator[str]:

@@ -189,7 +189,7 @@ def checked(tokens: Any, logprobs: Any, asked: bool, finish: Any) -> tuple[tuple
     """Return a server's tokens and log-probabilities. Raise BackboneError for those that a learner must not take.
 
     A token is a whole number of at least 0. The log-probability of a token that was drawn is a finite number, at most 0, and not one like -9999 that
-    servers write for minus infinity. An answer that was broken off, for example with "abort", is none.
+    servers write for minus infinity. An answer that was broken off, for example with "abort", is refused.
     """
     if finish not in ("stop", "length"):
         raise BackboneError(f"the server broke an answer off: finish_reason={finish!r}")

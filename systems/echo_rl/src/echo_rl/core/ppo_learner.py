@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from echo_rl.checks import check, check_fields, flag, one_of, optional, real, whole
@@ -16,6 +16,7 @@ from echo_rl.core import corrections
 from echo_rl.core.gae import gae
 from echo_rl.core.grpo import k3
 from echo_rl.core.learner_state import LearnerState, restore_state, state_of
+from echo_rl.core.process_group import ALONE, ProcessGroup, sum_figures, sum_gradients
 from echo_rl.device import resolve
 
 _NEEDED = ("states", "actions", "log_probs", "rewards", "next_states", "terminated", "truncated")
@@ -122,11 +123,13 @@ class PPOLearner:
         policy: a module from states (n, ...) to logits (n, actions) and values (n,).
         config: the rules.
         device: where the policy goes. Without CUDA, `cuda` warns and uses the CPU.
-        auxiliary: a function from a minibatch's states to a loss that is added, for instance `LatentPlanningOptimizer.auxiliary_loss`.
+        auxiliary: a function from a minibatch's states to a loss that is added, for instance `LatentPlanningOptimizer.auxiliary_loss`. With several learners
+            it must be a mean over the states, because each learner has a part of them.
         groups: parameter groups for Adam, for instance `LatentPlanningOptimizer.groups()`; by default all of the policy's parameters.
 
     Attributes:
         updates, steps: how many updates there were, and gradient steps in all of them.
+        group: the learners that share each rollout; each is given the whole of it.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class PPOLearner:
         self.policy = policy.to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters() if groups is None else groups, lr=self.config.learning_rate, eps=1e-5)
         self.updates = self.steps = 0
+        self.group: ProcessGroup = ALONE
         # Own random numbers, so that nothing else in the process changes them, and `state` has all of them.
         self._random = {"shuffle": torch.Generator(), "draws": torch.Generator(self.device)}
         for i, generator in enumerate(self._random.values()):
@@ -178,14 +182,15 @@ class PPOLearner:
         self.updates += 1
         for _ in range(config.epochs):
             for chosen in torch.randperm(count, generator=self._random["shuffle"]).to(self.device).split(config.minibatch_size):
-                loss, figures = self._loss({name: leaf[chosen] for name, leaf in batch.items()})
+                loss, figures = self._loss(batch, chosen)
                 if config.target_kl is not None and figures["kl"] > config.target_kl:
                     return self._metrics(sums, planned, batch)
-                if not torch.isfinite(loss):
+                if not np.isfinite(figures.pop("loss")):
                     raise ValueError(f"the loss is not finite: {figures}; the policy was not changed by this step")
                 self.optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+                sum_gradients(parameters, self.group)
                 figures["gradient_norm"] = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
                 self.optimizer.step()
                 planned += 1
@@ -269,10 +274,10 @@ class PPOLearner:
         # A step before a masked one takes nothing of what comes after it but the value of its own next state.
         cut = data["truncated"].bool().clone()
         cut[:-1] |= ~data["mask"][1:]
-        rewards, before, after, terminated, truncated = (
-            leaf.cpu().numpy() for leaf in (data["rewards"], values.view(steps), following.view(steps), data["terminated"], cut)
-        )
-        advantages, returns = gae(rewards, before, after, terminated, truncated, self.config.gamma, self.config.gae_lambda)
+        # A masked step may hold any log-probability.
+        ratios = torch.exp(torch.where(data["mask"], proximal.view(steps) - data["log_probs"], 0.0).clamp(max=20.0))
+        needed = (data["rewards"], values.view(steps), following.view(steps), data["terminated"], cut, ratios)
+        advantages, returns = self._estimated(*(leaf.cpu().numpy() for leaf in needed))
         flat["mask"] = flat["mask"].float()
         chosen = advantages.reshape(-1)[flat["mask"].cpu().numpy() > 0]
         if self.config.normalize_advantages:
@@ -285,6 +290,12 @@ class PPOLearner:
         del flat["next_states"], flat["rewards"], flat["terminated"], flat["truncated"]
         return flat
 
+    def _estimated(
+        self, rewards: NDArray[Any], values: NDArray[Any], following: NDArray[Any], terminated: NDArray[Any], truncated: NDArray[Any], ratios: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The advantages and returns of a rollout; ``ratios`` are the actions' probabilities now divided by those when they were drawn."""
+        return gae(rewards, values, following, terminated, truncated, self.config.gamma, self.config.gae_lambda)
+
     def _evaluate(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits, values = self.policy(states.float())
         if logits.ndim != 2 or values.shape != logits.shape[:1]:
@@ -292,37 +303,52 @@ class PPOLearner:
         choices = torch.distributions.Categorical(logits=logits)
         return choices.log_prob(actions), choices.entropy(), values
 
-    def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        config, mask = self.config, batch["mask"]
+    def _loss(self, rollout: dict[str, Tensor], chosen: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The loss of this learner's part of a minibatch, as its part of the minibatch's mean, and the figures of the whole minibatch."""
+        config, size = self.config, len(chosen)
+        count = (rollout["mask"][chosen] > 0).sum().clamp(min=1)
+        part = chosen.tensor_split(self.group.size)[self.group.rank]
+        # A learner that has no part of a small minibatch takes one step whose mask is 0.
+        batch = {name: leaf[part if len(part) else chosen[:1]] for name, leaf in rollout.items()}
+        mask = batch["mask"] = batch["mask"] if len(part) else torch.zeros_like(batch["mask"])
+
+        def mean(values: Tensor) -> Tensor:
+            return torch.where(mask > 0, values, 0.0).sum() / count
+
         current, entropy, values = self._evaluate(batch["states"], batch["actions"])
         losses, metrics = corrections.corrected(
             config.correction, current, batch["proximal"], batch["log_probs"], batch["advantages"], mask, config.clip_epsilon, config.correction_cap
         )
         weights = batch.get("weights", torch.ones_like(mask))
-        policy_loss = _mean(weights * losses, mask)
+        policy_loss = mean(weights * losses)
         errors = (values - batch["returns"]) ** 2
         if config.value_clip is not None:
             moved = batch["values"] + (values - batch["values"]).clamp(-config.value_clip, config.value_clip)
             errors = torch.maximum(errors, (moved - batch["returns"]) ** 2)
-        value_loss = 0.5 * _mean(weights * errors, mask)
+        value_loss = 0.5 * mean(weights * errors)
         # Each estimate is never negative. The behaviour policy drew the actions, and the reference did not: hence the two directions.
         reference = batch.get("reference_log_probs")
-        divergence = _mean(k3(batch["log_probs"], current) if reference is None else k3(current, reference), mask)
-        loss = policy_loss + config.value_loss_coef * value_loss - config.entropy_coef * _mean(entropy, mask) + config.kl_coef * divergence
-        auxiliary = self.auxiliary(batch["states"].float()) if self.auxiliary is not None else torch.zeros(())
+        divergence = mean(k3(batch["log_probs"], current) if reference is None else k3(current, reference))
+        loss = policy_loss + config.value_loss_coef * value_loss - config.entropy_coef * mean(entropy) + config.kl_coef * divergence
+        auxiliary = torch.zeros(())
+        if self.auxiliary is not None:
+            auxiliary = self.auxiliary(batch["states"].float()) * (len(part) / size)
+        loss = loss + auxiliary.to(loss.device)
+        share = float((mask > 0).sum() / count)
         figures = {
+            "loss": float(loss.detach()),
             "policy_loss": float(policy_loss.detach()),
             "value_loss": float(value_loss.detach()),
-            "entropy": float(_mean(entropy, mask).detach()),
+            "entropy": float(mean(entropy).detach()),
             "auxiliary_loss": float(auxiliary.detach()),
-            "kl": float(_mean(k3(batch["proximal"], current), mask).detach()),
+            "kl": float(mean(k3(batch["proximal"], current)).detach()),
             "reference_kl": float(divergence.detach()),
-            "weighted_policy_loss": float(_mean(weights * losses.abs(), mask).detach()),
-            "clip_share": metrics.clip_share,
-            "mean_correction": metrics.mean_correction,
-            "capped_share": metrics.capped_share,
+            "weighted_policy_loss": float(mean(weights * losses.abs()).detach()),
+            "clip_share": metrics.clip_share * share,
+            "mean_correction": metrics.mean_correction * share,
+            "capped_share": metrics.capped_share * share,
         }
-        return loss + auxiliary.to(loss.device), figures
+        return loss, sum_figures(figures, list(figures), self.group)
 
     def _metrics(self, sums: dict[str, float], steps: int, batch: dict[str, Tensor]) -> PPOMetrics:
         chosen = batch["mask"] > 0
@@ -332,6 +358,3 @@ class PPOLearner:
         means = {name: value / steps for name, value in sums.items()}
         return PPOMetrics(**means, explained_variance=explained, steps=steps)
 
-
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask > 0, values, 0.0).sum() / (mask > 0).sum().clamp(min=1)

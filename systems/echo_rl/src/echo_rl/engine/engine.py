@@ -407,7 +407,7 @@ class Engine:
         self._release(request, adopted=found < len(tokens) and found // pool.size == after // pool.size)
 
     def _release(self, request: Request, adopted: bool) -> None:
-        # ``adopted`` says whether a node took the first block over. If not, whoever goes on after the leaf may have the rest of it.
+        # ``adopted`` says whether a node took the first block over. If not, a request that goes on after the leaf may have the rest of it.
         if not adopted:
             self.pool.frontier[request.reserved[0]] = request.after % self.pool.size
         self.pool.unuse(request.reserved)

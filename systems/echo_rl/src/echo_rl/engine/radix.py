@@ -40,7 +40,7 @@ class Node:
 
 
 class Watcher(Protocol):
-    """Who is told of every change of the tree's tokens."""
+    """The listener that is told of every change of the tree's tokens."""
 
     def added(self, node: Node) -> None:
         """A new leaf is there."""

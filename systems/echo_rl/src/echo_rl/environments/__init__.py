@@ -1,4 +1,5 @@
-"""Environments by name: our own, any of Gymnasium as ``gym:ID``, and those that other packages and the user bring.
+"""Environments by name: our own, those of other libraries and machines as ``gym:ID``, ``rg:NAME``, ``miniwob:TASK`` and ``openenv:URL``, and those that
+other packages and the user bring.
 
 The entry points of the group ``echo_rl.environments`` name classes; only the one that is asked for is imported.
 """
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import typing
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -16,13 +19,30 @@ from echo_core import ConfigError
 from echo_rl.environments.base import CheckedEnvironment, Environment, EnvironmentFailure, Transition
 
 GROUP = "echo_rl.environments"
-GYM = "gym:"
 
-__all__ = ["GROUP", "CheckedEnvironment", "Environment", "EnvironmentFailure", "Transition", "environments", "make_environment", "register_environment"]
+__all__ = [
+    "GROUP",
+    "CheckedEnvironment",
+    "Environment",
+    "EnvironmentFailure",
+    "Transition",
+    "environments",
+    "is_environment",
+    "make_environment",
+    "register_environment",
+]
 
 _registered: dict[str, Callable[..., Environment]] = {}
 # Other names of environments. The shop is ours and not WebShop's, so results must name it "webshop-like" whichever name was asked for.
 _ALIASES: Mapping[str, str] = {"webshop": "webshop-like"}
+FORMS = "gym:ID, rg:NAME, miniwob:TASK and openenv:URL"
+# What stands before a colon: the class, and its argument that takes what follows.
+_ADAPTERS: Mapping[str, tuple[str, str]] = {
+    "gym": ("echo_rl.environments.adapters.gym:GymEnvironment", "id"),
+    "rg": ("echo_rl.environments.adapters.reasoning_gym:ReasoningGymEnvironment", "name"),
+    "miniwob": ("echo_rl.environments.adapters.miniwob:MiniWoBEnvironment", "name"),
+    "openenv": ("echo_rl.environments.adapters.openenv:OpenEnvEnvironment", "url"),
+}
 
 
 def register_environment(name: str, factory: Callable[..., Environment]) -> None:
@@ -45,32 +65,43 @@ def register_environment(name: str, factory: Callable[..., Environment]) -> None
 
 
 def environments() -> list[str]:
-    """The names of all environments that can be made, without those of Gymnasium."""
+    """The names of all environments that can be made, without those that have a colon."""
     return sorted({*_registered, *_installed()})
+
+
+def is_environment(name: str) -> bool:
+    """Whether ``make_environment`` knows a name. What it needs may still be missing."""
+    adapter, colon, rest = name.partition(":")
+    return bool(colon and rest and adapter in _ADAPTERS) or name in _ALIASES or name in environments()
 
 
 def make_environment(name: str, **options: Any) -> CheckedEnvironment:
     """Make an environment.
 
     Args:
-        name: such as ``"digits"``, ``"gym:CartPole-v1"``, or what ``register_environment`` was given.
+        name: such as ``"digits"``, ``"gym:CartPole-v1"``, ``"rg:chain_sum"``, ``"openenv:http://127.0.0.1:8000"``, or what ``register_environment`` was given.
         options: of the environment. If its constructor takes one ``config``, a dataclass, they are the fields of this config.
 
     Raises:
         ConfigError: there is no such environment, and the message says which there are and what brings it; or an option is wrong.
     """
-    if name.startswith(GYM):
-        from echo_rl.environments.gym import GymEnvironment
-
-        return CheckedEnvironment(GymEnvironment(name.removeprefix(GYM), **options), name)
+    adapter, colon, rest = name.partition(":")
+    if colon and adapter in _ADAPTERS:
+        (module, kind), argument = _ADAPTERS[adapter][0].split(":"), _ADAPTERS[adapter][1]
+        if argument in options:
+            raise ConfigError(f"environment {name!r} has its {argument} in its name; leave the option {argument} out")
+        return CheckedEnvironment(_made(name, getattr(importlib.import_module(module), kind), {argument: rest, **options}), name)
     name = name if name in _registered else _ALIASES.get(name, name)
-    factory = _registered.get(name)
-    if factory is None:
-        entry = _installed().get(name)
-        if entry is None:
-            raise ConfigError(_unknown(name))
-        factory = entry.load()
-    return CheckedEnvironment(_made(name, factory, options), name)
+    return CheckedEnvironment(_made(name, _registered.get(name) or _loaded(name), options), name)
+
+
+@cache  # to look through everything that is installed takes longer than to make most environments
+def _loaded(name: str) -> Callable[..., Environment]:
+    entry = _installed().get(name)
+    if entry is None:
+        raise ConfigError(_unknown(name))
+    factory: Callable[..., Environment] = entry.load()
+    return factory
 
 
 def _made(name: str, factory: Callable[..., Environment], options: dict[str, Any]) -> Environment:
@@ -109,4 +140,4 @@ def _unknown(name: str) -> str:
     there = ", ".join(environments())
     close = difflib.get_close_matches(name, environments(), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"there is no environment {name!r}{hint} There are: {there}, and gym:ID"
+    return f"there is no environment {name!r}{hint} There are: {there}, {FORMS}"

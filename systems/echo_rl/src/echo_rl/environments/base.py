@@ -1,4 +1,4 @@
-"""What an environment is for the training loop, and the checks of what it returns."""
+"""The protocol of environments for the training loop, and the checks of the values that they return."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def check_task(task: str, config: TaskConfig, **rules: Rule) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an action has led to.
+    """The result of an action.
 
     Attributes:
         observation: what is seen now.

@@ -11,6 +11,7 @@ import numpy as np
 from echo_core import ConfigError, EchoError
 from echo_rl.backbones import Backbone
 from echo_rl.environments import CheckedEnvironment
+from echo_rl.kernels import effective_bandwidth_cost
 
 __all__ = ["Agent", "Baseline", "CellSettings", "NotRun", "Spent", "baselines", "find_baseline", "register_baseline"]
 
@@ -21,12 +22,20 @@ class NotRun(EchoError):
 
 @dataclass
 class Spent:
-    """The tokens of an episode. ``cached`` stays None until somebody counts it, and ``cost`` becomes None once a price is missing."""
+    """The tokens of an episode. ``cached`` stays None until somebody counts it, and ``cost`` becomes None once a price is missing.
+
+    ``bandwidth`` is the sum of b_eff over the calls; None if nobody counts the cache.
+    """
 
     prompt: int = 0
     made: int = 0
     cached: int | None = None
     cost: float | None = 0.0
+    bandwidth: float | None = None
+
+    def called(self, prompt: int, made: int, cached: int) -> None:
+        """Count the cost of a call whose cached tokens are known."""
+        self.bandwidth = (self.bandwidth or 0.0) + effective_bandwidth_cost(prompt + made, cached)
 
 
 @runtime_checkable
@@ -42,7 +51,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True)
 class CellSettings:
-    """What a method is made for.
+    """The task and settings for which a method is made.
 
     Attributes:
         task: the name of the environment. options: what it is made with.
@@ -69,6 +78,7 @@ class Baseline:
     Attributes:
         make: is called with the environment that is going to be played, and the settings. It returns the agent, or raises NotRun.
         needs_backbone: whether there is one for each backbone, such as ``react@gpt-4o``.
+        without: why it is not run if there are no backbones; "" makes that an error.
         trains: whether the agent has been trained with the cell's seed. Its episodes are then not independent, and tests take each seed as one observation.
         options: from a task's name and options to those that this method needs, such as observations as arrays.
         label: what the report says of it.
@@ -76,18 +86,28 @@ class Baseline:
 
     make: Callable[[CheckedEnvironment, CellSettings], Agent]
     needs_backbone: bool = False
+    without: str = ""
     trains: bool = False
     options: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda task, options: options
     label: str = ""
 
 
-def register_baseline(name: str, make: Callable[[CheckedEnvironment, CellSettings], Agent], *, needs_backbone: bool = False, label: str = "") -> None:
+def register_baseline(
+    name: str,
+    make: Callable[[CheckedEnvironment, CellSettings], Agent],
+    *,
+    needs_backbone: bool = False,
+    trains: bool = False,
+    options: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda task, options: options,
+    label: str = "",
+) -> None:
     """Make a method known by a name, in this process.
 
     Args:
         name: its name, without ``@``.
         make: called for each cell with the environment that is going to be played, and with the settings. It returns an ``Agent``, or raises NotRun.
         needs_backbone: whether it is run once with each backbone; ``settings.backbone`` then is the language model.
+        trains, options: see ``Baseline``.
         label: what the report says of it.
 
     Raises:
@@ -100,7 +120,7 @@ def register_baseline(name: str, make: Callable[[CheckedEnvironment, CellSetting
     there = _BASELINES.get(name)
     if there is not None and there.make is not make:
         raise ConfigError(f"there is a baseline {name!r} already; choose another name")
-    _BASELINES[name] = Baseline(make, needs_backbone, label=label)
+    _BASELINES[name] = Baseline(make, needs_backbone, trains=trains, options=options, label=label)
 
 
 def baselines() -> list[str]:
@@ -169,13 +189,6 @@ def _lazily(module: str, name: str) -> Callable[[CheckedEnvironment, CellSetting
     return make
 
 
-def _refused(reason: str) -> Callable[[CheckedEnvironment, CellSettings], Agent]:
-    def make(environment: CheckedEnvironment, settings: CellSettings) -> Agent:
-        raise NotRun(reason)
-
-    return make
-
-
 def _as_numbers(task: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """A small policy reads MiniGrid's view as numbers; the episodes are the same."""
     return {**options, "observation": "array"} if task == "minigrid" else options
@@ -190,6 +203,14 @@ _BASELINES: dict[str, Baseline] = {
         _lazily("trained_agents", "PPOAgent"), trains=True, options=_as_numbers, label="PPO on the reward of the environment, without human feedback"
     ),
     "echo-rl": Baseline(_lazily("trained_agents", "EchoRLAgent"), trains=True, options=_as_numbers, label="EchoRLTrainer, as echo_rl_configs says"),
-    "impala": Baseline(_refused("the trainer has no V-trace learner"), trains=True, label="IMPALA"),
-    "rlaif": Baseline(_refused("it needs a language model as a judge, and the trainer takes the environment's reward only"), trains=True, label="RLAIF"),
+    "impala": Baseline(
+        _lazily("trained_agents", "ImpalaAgent"), trains=True, options=_as_numbers, label="IMPALA: V-trace on the same actors, without plans and replay"
+    ),
+    "rlaif": Baseline(
+        _lazily("trained_agents", "JudgedAgent"),
+        needs_backbone=True,
+        trains=True,
+        without="it needs a judge: name a language model in backbones",
+        label="trained on the values that a language model gives to actions, not on the environment's reward",
+    ),
 }

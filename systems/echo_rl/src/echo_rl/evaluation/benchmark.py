@@ -17,7 +17,7 @@ from typing import Any
 from echo_core import ConfigError
 from echo_rl.backbones import NAMES, Backbone, BackboneError, BackboneUnavailable, Prices, adapters, backbone, is_known
 from echo_rl.checks import Rule, check_fields, instance, optional, real, whole
-from echo_rl.environments import _ALIASES, GYM, CheckedEnvironment, EnvironmentFailure, environments, make_environment
+from echo_rl.environments import _ALIASES, FORMS, CheckedEnvironment, EnvironmentFailure, environments, is_environment, make_environment
 from echo_rl.evaluation.baselines import Agent, Baseline, CellSettings, NotRun, Spent, find_baseline
 from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded
 from echo_rl.evaluation.report import Report
@@ -91,9 +91,9 @@ class EchoRLBenchmark:
     def __init__(self, config: BenchmarkConfig, *, on_cell: Callable[[Cell, int, str], None] = lambda cell, episodes, reason: None) -> None:
         self.config, self._on_cell = config, on_cell
         for task in config.tasks:
-            if not task.startswith(GYM) and task not in environments() and task not in _ALIASES:
+            if not is_environment(task):
                 raise ConfigError(
-                    f"tasks: there is no environment {task!r}; there are {', '.join(environments())}, gym:ID, and register_environment adds others"
+                    f"tasks: there is no environment {task!r}; there are {', '.join(environments())}, {FORMS}, and register_environment adds others"
                 )
         for name in config.backbones:
             if not is_known(name):
@@ -147,9 +147,9 @@ class EchoRLBenchmark:
         names = [*config.baselines, *([] if config.echo_rl_configs is None or "echo-rl" in config.baselines else ["echo-rl"])]
         for name in names:
             baseline = find_baseline(name)
-            if baseline.needs_backbone and not config.backbones:
+            if baseline.needs_backbone and not config.backbones and not baseline.without:
                 raise ConfigError(f"baselines: {name} needs a language model; name one in backbones")
-            for model in config.backbones if baseline.needs_backbone else [""]:
+            for model in (config.backbones if baseline.needs_backbone else ()) or [""]:
                 found[f"{name}@{model}" if model else name] = (baseline, model)
         return found
 
@@ -202,6 +202,8 @@ class EchoRLBenchmark:
         task, _, seed = cell
         config, options = self.config, baseline.options(task, self._tasks[task])
         language = self._backbone(model) if model else None
+        if baseline.needs_backbone and language is None:
+            raise NotRun(baseline.without)
         try:
             environment = make_environment(task, **options)
         except ConfigError as error:
@@ -271,7 +273,8 @@ def _episode(environment: CheckedEnvironment, agent: Agent, calls: TimedCalls, c
     seconds, spent, trained = time.perf_counter() - began, getattr(agent, "spent", Spent()), getattr(agent, "trained_steps", None)
     task, method, seed = cell
     counted = Episode(
-        task, method, seed, number, task_seed, reward, success, steps, spent.prompt, spent.made, spent.cached, seconds, spent.cost, trained, fault
+        task, method, seed, number, task_seed, reward, success, steps, spent.prompt, spent.made, spent.cached, seconds, spent.cost, trained, fault,
+        spent.bandwidth,
     )
     return counted, late
 

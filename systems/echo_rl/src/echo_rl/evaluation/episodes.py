@@ -34,6 +34,7 @@ class Episode:
         cost: of the tokens by the user's prices; None if a model has no price.
         trained_steps: the environment's steps that the policy was trained for; None for a method without training.
         fault: why the episode could not be played to its end, or "". Such an episode counts for no figure but the number of faults.
+        bandwidth: the sum of b_eff, the quadratic cost of a call's tokens without those that were cached; None where nobody has counted the cache.
     """
 
     task: str
@@ -51,6 +52,7 @@ class Episode:
     cost: float | None
     trained_steps: int | None = None
     fault: str = ""
+    bandwidth: float | None = None
 
     @property
     def cell(self) -> Cell:
@@ -134,7 +136,7 @@ class EpisodesFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
         if not self._appended and self.path.exists():
-            # What stands behind the last end of a line is the rest of a write that a kill has cut off.
+            # Text after the last end of a line is the rest of a write that a kill has cut off.
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         with self.path.open("ab", buffering=0) as file:
             file.write(data)
@@ -156,6 +158,7 @@ def _entry(line: bytes) -> tuple[str, dict[str, Any]]:
                 raise TypeError(f"{name} is no list")
     elif kind == "episode":
         entry["reward"] = entry.pop("return")
+        entry.setdefault("bandwidth", None)  # files of earlier versions have none
         _check(entry, Episode.__dataclass_fields__)
     elif kind == "not run":
         _check(entry, ("task", "method", "seed", "reason"))
@@ -176,8 +179,8 @@ def _check(entry: dict[str, Any], names: Any) -> None:
             right = value is None or (type(value) is int and value >= 0)
         elif name == "success":
             right = value is None or isinstance(value, bool)
-        else:  # reward, seconds, cost
+        else:  # reward, seconds, cost, bandwidth
             number = type(value) in (int, float) and math.isfinite(value) and (name == "reward" or value >= 0)
-            right = number or (name == "cost" and value is None)
+            right = number or (name in ("cost", "bandwidth") and value is None)
         if not right:
             raise ValueError(f"{name}={value!r} cannot be")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from echo_rl.backbones import BackboneError
 from echo_rl.environments import CheckedEnvironment
+from echo_rl.environments.proposals import parsed_action
 from echo_rl.evaluation.baselines import CellSettings, NotRun, Spent
+from echo_rl.evaluation.judged import judgement
 
 __all__ = ["ReAct", "TreeOfThoughts", "parsed_action"]
 
@@ -40,11 +41,15 @@ class _LanguageAgent:
             found = self._backbone.generate(prompts, n=n, max_tokens=most, temperature=temperature, **options)
         except (ValueError, TimeoutError) as error:  # such as a prompt that is longer than the model's context
             raise BackboneError(f"{self._backbone.name}: {error}") from error
+        prompt = 0
         for completion in found:
             used, spent = completion.usage, self.spent
+            prompt = used.prompt or prompt
             spent.prompt, spent.made = spent.prompt + used.prompt, spent.made + used.made
             if self._own_engine or used.cached:
                 spent.cached = (spent.cached or 0) + used.cached
+                # Further completions of a prompt carry no usage of it: they share all of it.
+                spent.called(prompt, used.made, used.cached if used.prompt else prompt)
             cost = completion.cost if used.prompt or used.made else 0.0
             spent.cost = None if spent.cost is None or cost is None else spent.cost + cost
         return [completion.text for completion in found]
@@ -97,34 +102,8 @@ class TreeOfThoughts(_LanguageAgent):
             found = [f"{thoughts[i // self.candidates]}\n{answer}".strip() for i, answer in enumerate(answers)]
             found = list(dict.fromkeys(found))
             judged = [self._conversation(f"{seen}\n{each}", "How likely does this lead to success? Answer with one number from 1 to 10.") for each in found]
-            values = [_value(answer) for answer in self._ask(judged, 1, 8, 0.0)]
+            values = [judgement(answer) for answer in self._ask(judged, 1, 8, 0.0)]
             order = sorted(range(len(found)), key=lambda i: -values[i])
             thoughts = [found[i] for i in order[: self.kept]]
         self._turns.append((str(observation), thoughts[0]))
         return parsed_action(thoughts[0], self._environment.admissible)
-
-
-def parsed_action(answer: str, admissible: list[str] | None) -> str:
-    """The action that an answer means: what stands behind its last ``Action:``, or its last line without one.
-
-    With a list of possible actions, the one that it equals but for case, spaces, quotes and a full stop; otherwise the text as it is, which the environment
-    judges.
-    """
-    _, found, behind = answer.rpartition("Action:")
-    text = behind.strip() if found else (answer.strip().splitlines() or [""])[-1].strip()
-    if admissible is None:
-        return text
-    first = (text.splitlines() or [""])[0].strip()
-    known = {_plain(action): action for action in admissible}
-    return known.get(_plain(first), first)
-
-
-def _plain(action: str) -> str:
-    return " ".join(action.lower().split()).strip(" .'\"`-")
-
-
-def _value(answer: str) -> float:
-    """The number that a judgement gives; 0 if it has none from 1 to 10."""
-    read = re.search(r"\d+(\.\d+)?", answer)
-    value = float(read[0]) if read else 0.0
-    return value if value <= 10 else 0.0

@@ -63,14 +63,15 @@ class Report:
 
     def markdown(self) -> str:
         """The report as a page."""
-        head: tuple[str, ...] = ("method", "seeds", "episodes", "success@1", "return", "steps", "etps", "cost per success", "KV reuse", "faults")
+        head: tuple[str, ...] = ("method", "seeds", "episodes", "success@1", "return", "steps", "etps", "cost per success", "KV reuse", "eta_bw", "faults")
         lines = ["# Benchmark", ""]
         for task in dict.fromkeys(row["task"] for row in self.rows):
             lines += [f"## {task}", "", *_table(head, [_shown(row) for row in self.rows if row["task"] == task]), ""]
         lines += [
             "Brackets after success@1: 95 % t interval of the seeds' means; with *, where seeds are equal or there is one, Wilson's interval of the",
             "episodes. Brackets after return: 95 % BCa bootstrap interval of the episodes.",
-            "etps: tokens that the language model made, by all seconds of the episodes. Costs: by the user's prices.",
+            "etps: tokens that the language model made, by all seconds of the episodes. Costs: by the user's prices. eta_bw: mean return by mean b_eff, in",
+            "millions; b_eff is the quadratic cost of each call's tokens without those that were found in the cache.",
             "",
         ]
         if said := [f"- `{method}`: {label}" for method, label in self._labels().items()]:
@@ -174,9 +175,16 @@ def _row(task: str, method: str, episodes: Sequence[Episode], cells: Sequence[di
         "cost": cost,
         "cost_per_success": cost / successes if cost is not None and successes else None,
         "kv_reuse": sum(c for c in cached if c is not None) / prompts if counted else None,
+        "eta_bw": _eta_bw(episodes),
         "trained_steps": max((e.trained_steps or 0 for e in episodes), default=0) or None,
         "not_run": next((f"seed {cell['seed']}: {cell['not_run']}" for cell in cells if cell["not_run"]), ""),
     }
+
+
+def _eta_bw(episodes: Sequence[Episode]) -> float | None:
+    """The mean return by the mean cost b_eff of an episode, in millions; None without tokens, or where nobody has counted the cache."""
+    costs = [episode.bandwidth for episode in episodes if episode.bandwidth is not None]
+    return 1e6 * fmean(e.reward for e in episodes) / fmean(costs) if len(costs) == len(episodes) and sum(costs) > 0 else None
 
 
 def _mean(values: Sequence[float], seeds: Sequence[float]) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def _compared(task: str, first: str, second: str, one: Sequence[Episode], two: S
 
 def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
     if not row["episodes"]:
-        return (row["method"], 0, 0, f"not run: {row['not_run']}", "", "", "", "", "", row["faults"])
+        return (row["method"], 0, 0, f"not run: {row['not_run']}", "", "", "", "", "", "", row["faults"])
     success, reward = row["success"], row["return"]
     tokens = row["tokens"] + row["prompt_tokens"]
     if not tokens:
@@ -231,6 +239,7 @@ def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
         "" if row["etps"] is None else f"{row['etps']:.1f}",
         cost,
         "" if not tokens else "not counted" if row["kv_reuse"] is None else f"{100 * row['kv_reuse']:.1f} %",
+        "" if row["eta_bw"] is None else f"{row['eta_bw']:.3g}",
         row["faults"],
     )
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
-
 from echo_core import ConfigError, EchoError
+from echo_rl.backbones import BackboneUnavailable
 from echo_rl.environments import CheckedEnvironment
 from echo_rl.evaluation.baselines import CellSettings, NotRun, Spent
-from echo_rl.rollouts.segment_collector import draw
-from echo_rl.rollouts.text_policy import text_of
-from echo_rl.training.segment_training import SegmentTraining
+from echo_rl.evaluation.judged import JUDGED, forget, judged_by
+from echo_rl.training.players import ProposalPlayer
 from echo_rl.training.trainer import EchoRLTrainer, TrainingConfig
 
-__all__ = ["EchoRLAgent", "PPOAgent"]
+__all__ = ["EchoRLAgent", "ImpalaAgent", "JudgedAgent", "PPOAgent"]
 
 DEFAULTS: dict[str, Any] = {"total_timesteps": 20_000, "learning_starts": 0, "actor_processes": 0, "evaluation_episodes": 1}
 """A training that fits the machine of a trial: in this process, and without evaluations of its own on the way."""
@@ -25,15 +24,13 @@ _OURS = ("env_name", "env_options", "seed", "max_steps", "output_dir")
 class EchoRLAgent:
     """Trains a policy, and then acts with its likeliest tokens or actions.
 
-    A language model gets the conversation of its training: the observation with the possible actions, its answers, and what the environment has said.
+    Fields of ``echo_rl_configs`` decide the rest: ``planning`` and ``replay`` switch those parts on.
     """
 
-    algorithm: str | None = None
+    fixed: Mapping[str, Any] = {}  # fields of the training that the method decides
 
     def __init__(self, environment: CheckedEnvironment, settings: CellSettings) -> None:
-        given = {**DEFAULTS, **settings.trainer}
-        if self.algorithm is not None:
-            given["algorithm"] = self.algorithm
+        given = {**DEFAULTS, **settings.trainer, **self.fixed}
         if taken := [name for name in _OURS if name in settings.trainer]:
             raise ConfigError(f"echo_rl_configs: {', '.join(taken)} is the benchmark's to set")
         if unknown := settings.trainer.keys() - {each.name for each in fields(TrainingConfig)}:
@@ -44,46 +41,57 @@ class EchoRLAgent:
         try:
             config = TrainingConfig.load({"rl": given}, env={})
             trainer = EchoRLTrainer(config)
-        except (EchoError, ValueError) as error:
+        except (EchoError, BackboneUnavailable, ValueError) as error:
             raise NotRun(f"it cannot be trained: {error}") from error
         try:
             metrics = trainer.run()
         except EchoError as error:
             raise NotRun(f"its training has failed: {error}") from error
-        self._environment, self._training, self.trained_steps = environment, trainer._training, metrics.steps
-        self._weights = self._training.weights()
+        self._environment, self._player, self.trained_steps = environment, trainer.player(), metrics.steps
+        self._own = not isinstance(self._player, ProposalPlayer)  # whether Echo's engine has made the tokens, which counts what it has found
         self.spent = Spent()
-        if not isinstance(self._training, SegmentTraining):
-            rules = self._training.rules
-            self._rules, self._tokenizer, self._ends = rules, rules.tokenizer(), rules.ends()
-            self._engine = rules.engine(self._training.learner.model.weights(), 0)
-        self._known: list[int] = []
 
     def begin(self, task_seed: int) -> None:
         """Forget the last episode."""
-        self._known, self.spent = [], Spent()
+        self._player.begin()
+        self.spent = Spent()
 
     def act(self, observation: Any) -> Any:
         """The policy's likeliest action."""
-        training = self._training
-        if isinstance(training, SegmentTraining):
-            actions, _ = draw(self._weights, np.asarray(observation, np.float32)[None], None)
-            return int(actions[0]) + training.spaces.first
-        self._known += self._tokenizer.encode(text_of(observation, self._environment.admissible, self._environment.name))
-        room = min(self._rules.max_new, self._rules.shape().context - len(self._known))
-        if room < 1:
-            return ""  # the context is full, as at the end of an episode of the training; an empty action does nothing
-        request = self._engine.submit(self._known, room, temperature=0.0, stop=self._ends)
-        self._engine.run()
-        self._known += request.output
-        spent = self.spent
-        spent.prompt, spent.made = spent.prompt + len(request.prompt), spent.made + len(request.output)
-        spent.cached, spent.cost = (spent.cached or 0) + request.cached, 0.0
-        made = [token for token in request.output if token not in self._ends]
-        return self._tokenizer.decode(made)
+        action = self._player.act(observation, self._environment.admissible)
+        used, before = self._player.usage, self.spent
+        if used.prompt > before.prompt:
+            self.spent = Spent(used.prompt, used.made, used.cached if self._own else None, self._player.cost, before.bandwidth)
+            if self._own:
+                self.spent.called(used.prompt - before.prompt, used.made - before.made, used.cached - (before.cached or 0))
+        return action
+
+    def close(self) -> None:
+        """Close what the policy holds."""
+        getattr(self._player, "close", lambda: None)()
 
 
 class PPOAgent(EchoRLAgent):
     """Proximal policy optimisation on the environment's reward."""
 
-    algorithm = "ppo"
+    fixed: Mapping[str, Any] = {"algorithm": "ppo", "planning": None, "replay": None}
+
+
+class ImpalaAgent(EchoRLAgent):
+    """IMPALA: the policy gradient with V-trace, by the same actors, without plans and without replay."""
+
+    fixed: Mapping[str, Any] = {"algorithm": "impala", "planning": None, "replay": None}
+
+
+class JudgedAgent(EchoRLAgent):
+    """Reinforcement learning from the feedback of a language model (RLAIF), which values each answer; the environment's rewards are not used."""
+
+    def __init__(self, environment: CheckedEnvironment, settings: CellSettings) -> None:
+        assert settings.backbone is not None
+        if settings.trainer.get("actor_processes"):
+            raise NotRun("the judge is in this process, so that actor_processes must be 0")
+        judged = judged_by(settings.backbone, settings.task, settings.options)
+        try:
+            super().__init__(environment, replace(settings, task=JUDGED, options=judged))
+        finally:
+            forget(judged)

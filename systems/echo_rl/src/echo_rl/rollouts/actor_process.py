@@ -1,6 +1,7 @@
 """The program of an actor: ``python -m echo_rl.rollouts.actor_process JOB``, where JOB is what ``ActorJob.to_json`` returns.
 
-An actor ends when the learner ends the job. It also ends when its standard input is closed while it is a pipe: then its parent has died.
+An actor ends when the learner ends the job. It also ends when its standard input is closed while it is a pipe: then its parent has died. Where its rules
+say ``resume``, SIGTERM and Ctrl-C let it hand back what it has made, and leave; the second one ends it at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import stat
 import sys
 import threading
@@ -19,7 +21,7 @@ from typing import Any, Literal
 
 from echo_core import ConfigError
 from echo_core.base.option_reader import build_options
-from echo_rl.rollouts.actor import Collector, run_actor
+from echo_rl.rollouts.actor import Collector, Leave, run_actor
 
 __all__ = ["ActorJob", "end_with_the_parent", "main", "make_collector"]
 
@@ -60,15 +62,15 @@ class ActorJob:
         return build_options(cls, values, "job")
 
 
-def make_collector(kind: str, rules: Mapping[str, Any], imports: list[str], index: int = 0) -> Any:
-    """The collector of a job. It also has ``leaves``, the example of its records, and ``close``."""
+def make_collector(kind: str, rules: Mapping[str, Any], imports: list[str], index: int = 0, leave: Leave | None = None) -> Any:
+    """The collector of a job. It also has ``leaves``, the example of its records, and ``close``. ``leave`` tells it to stop, if it can."""
     for module in imports:
         importlib.import_module(module)
     if kind == "tokens":
         from echo_rl.rollouts.text_policy import TextRules
         from echo_rl.rollouts.token_collector import TokenCollector
 
-        return TokenCollector(build_options(TextRules, rules, "rules"))
+        return TokenCollector(build_options(TextRules, rules, "rules"), leave)
     from echo_rl.rollouts.segment_collector import SegmentCollector, SegmentRules
 
     return SegmentCollector(build_options(SegmentRules, rules, "rules"), index)
@@ -85,13 +87,27 @@ def main(arguments: list[str]) -> int:
     import torch
 
     torch.set_num_threads(1)  # the machine's cores are the other actors' too
-    collector = make_collector(job.kind, job.rules, job.imports, index)
+    leave = Leave() if job.rules.get("resume") else None
+    collector = make_collector(job.kind, job.rules, job.imports, index, leave)
     working: Collector = collector
+    if leave is not None:
+        _leave_by_signals(leave)
     try:
-        run_actor(job.address, collector.leaves, working, timeout=job.timeout, name=f"actor-{index}-{os.getpid()}")
+        run_actor(job.address, collector.leaves, working, timeout=job.timeout, leave=leave, name=f"actor-{index}-{os.getpid()}")
     finally:
         collector.close()
     return 0
+
+
+def _leave_by_signals(leave: Leave) -> None:
+    def ask(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        leave.ask()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        signal.signal(number, ask)
 
 
 def end_with_the_parent() -> None:

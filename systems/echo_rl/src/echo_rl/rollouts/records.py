@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from echo_core import Ragged, SpecError
 
-__all__ = ["PackedRecords", "pack", "result_example", "rows"]
+__all__ = ["PROTOCOL", "PackedRecords", "pack", "result", "result_example", "rows"]
 
-_OWN = ("ticket", "version")
+#: The version of what learner and actors exchange. It changes where the meaning of a record, of a ticket or of the weights does. A learner and an actor of
+#: different versions refuse each other, since the leaf with its name is a part of the example that both compare when they connect.
+PROTOCOL = 1
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,18 @@ class PackedRecords:
 
 
 def result_example(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The example of the table of results: a record of rollouts, the number of its ticket, and the policy version that has made them.
+    """The example of the table of results: a record of rollouts, the number of its ticket, the policy version that has made them, and ``PROTOCOL``.
 
-    Raises SpecError if the record has a leaf ``ticket`` or ``version`` of its own.
+    Raises SpecError if the record has a leaf with one of these names.
     """
-    if taken := [name for name in _OWN if name in leaves]:
+    if taken := [name for name in result({}, 0, 0) if name in leaves]:
         raise SpecError(f"a record of rollouts has the leaf {taken[0]!r}, which every result has; give it another name")
-    return {**dict.fromkeys(_OWN, np.int64(0)), **leaves}
+    return result(leaves, 0, 0)
+
+
+def result(record: Mapping[str, Any], ticket: int, version: int) -> dict[str, Any]:
+    """What is sent for a ticket: the record of its rollouts, and the policy version that has made them."""
+    return {"ticket": np.int64(ticket), "version": np.int64(version), f"echo_rl_protocol_{PROTOCOL}": np.uint8(0), **record}
 
 
 def rows(sample: Any, example: Mapping[str, Any]) -> list[dict[str, npt.NDArray[Any]]]:

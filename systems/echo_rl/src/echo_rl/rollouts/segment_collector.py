@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -13,31 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_core import ConfigError
+from echo_rl.core import PlanningConfig
 from echo_rl.environments import CheckedEnvironment, EnvironmentFailure, make_environment
-from echo_rl.models.actor_critic import logits_of
+from echo_rl.rollouts.acting import Acting, Spaces
 from echo_rl.rollouts.actor import Policy
 from echo_rl.rollouts.tickets import Ticket
 from echo_rl.rollouts.timed_calls import TimedCalls
 
-__all__ = ["SegmentCollector", "SegmentRules", "Spaces", "draw", "leaves_of", "spaces_of"]
+__all__ = ["SegmentCollector", "SegmentRules", "leaves_of", "spaces_of"]
 
 _log = logging.getLogger("echo.rl")
 Floats = npt.NDArray[np.float32]
 _TASKS = 1 << 30
-
-
-@dataclass(frozen=True)
-class Spaces:
-    """What a policy of numbers needs to know: numbers of an observation, its shape, and how many actions there are."""
-
-    shape: tuple[int, ...]
-    actions: int
-    first: int = 0
-
-    @property
-    def size(self) -> int:
-        """Numbers of an observation."""
-        return int(np.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -50,6 +37,7 @@ class SegmentRules:
         environments: how many environments a ticket steps side by side. steps: how often.
         max_steps: the most steps of an episode; None leaves it to the environment.
         timeout: the most seconds that a step of all environments may take.
+        planning: the shape of the plans that condition the policy; None for a policy of the last state alone.
     """
 
     environment: str
@@ -59,6 +47,7 @@ class SegmentRules:
     options: dict[str, Any] = field(default_factory=dict)
     max_steps: int | None = None
     timeout: float = 30.0
+    planning: PlanningConfig | None = None
 
     #: How many tickets an actor takes together.
     at_once: ClassVar[int] = 1
@@ -76,23 +65,15 @@ def spaces_of(environment: CheckedEnvironment) -> Spaces:
 
 
 def leaves_of(rules: SegmentRules, spaces: Spaces) -> dict[str, Any]:
-    """The example of a record: arrays (steps, environments)."""
+    """The example of a record: arrays (steps, environments). With plans it also has ``began`` and ``history``, see ``windows_of``."""
     both = (rules.steps, rules.environments)
     states = np.zeros((*both, *spaces.shape), np.float32)
     numbers, flags = np.zeros(both, np.float32), np.zeros(both, np.uint8)
     steps = {"states": states, "next_states": states, "actions": np.zeros(both, np.int64), "log_probs": numbers, "rewards": numbers}
     steps |= {"terminated": flags, "truncated": flags, "mask": flags}
+    if rules.planning is not None:
+        steps |= {"began": flags, "history": np.zeros((rules.planning.state_window_size - 1, rules.environments, spaces.size), np.float32)}
     return {**steps, "returns": np.zeros(both[0] * both[1], np.float32), "ended": np.int64(0), "failed": np.int64(0)}
-
-
-def draw(params: Mapping[str, Any], states: Floats, random: np.random.Generator | None) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Actions for states (n, ...) and their log-probabilities; without ``random`` the likeliest ones."""
-    logits = logits_of(params, states).astype(np.float64)
-    logits -= logits.max(1, keepdims=True)
-    logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    noise = 0.0 if random is None else random.gumbel(size=logits.shape)
-    actions = (logprobs + noise).argmax(1)
-    return actions, np.minimum(logprobs[np.arange(len(actions)), actions], 0.0).astype(np.float32)
 
 
 class SegmentCollector:
@@ -112,6 +93,7 @@ class SegmentCollector:
         self.rules, self._calls = rules, TimedCalls(rules.timeout)
         self._environments = [self._made() for _ in range(rules.environments)]
         self.spaces = spaces_of(self._environments[0])
+        self._acting = Acting(self.spaces, rules.environments, rules.planning)
         self._random = np.random.default_rng([rules.seed, index])
         self._states = np.zeros((rules.environments, *self.spaces.shape), np.float32)
         self._ages = np.zeros(rules.environments, np.int64)
@@ -131,10 +113,16 @@ class SegmentCollector:
     def _segment(self, policy: Policy) -> dict[str, Any]:
         record = {name: np.zeros_like(leaf) for name, leaf in self.leaves.items()}
         returns: list[float] = []
-        failed = 0
+        failed, planned = 0, self.rules.planning is not None
+        if planned:
+            record["history"] = self._acting.history
         for t in range(self.rules.steps):
+            fresh = sorted(self._fresh)
             failed += self._begin()
-            actions, logprobs = draw(policy.params, self._states, self._random)
+            self._acting.begin(fresh)
+            if planned:
+                record["began"][t, fresh] = 1
+            actions, logprobs = self._acting.act(policy.params, self._states, self._random)
             record["states"][t], record["actions"][t], record["log_probs"][t] = self._states, actions, logprobs
             for i, found in enumerate(self._stepped(actions)):
                 record["next_states"][t, i] = self._states[i]

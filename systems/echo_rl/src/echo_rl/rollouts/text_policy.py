@@ -86,6 +86,8 @@ class TextRules:
         alone: whether each ticket is generated as a batch by itself, on an engine that has nothing cached. Then its log-probabilities are the same bit by
             bit, whatever else the actor has done.
         swap: whether newer weights are used between two tokens.
+        resume: whether rollouts that are not over are handed back where the actor is told to leave, and where newer weights come if the learner can wait
+            for the group: their version is less than ``eta`` versions after that of the ticket. Otherwise, newer weights are used between two tokens.
         device: of the engine.
     """
 
@@ -104,6 +106,8 @@ class TextRules:
     scheduler: str = "value"
     alone: bool = False
     swap: bool = False
+    resume: bool = False
+    eta: int = 0
     device: str = "cpu"
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "LentTickets", "TicketTable", "example"]
 
 NAME = "tickets"
-_FIELDS = ("number", "task", "version", "attempt")
+_FIELDS = ("number", "task", "version", "attempt", "part")
 
 
 def example(at_once: int = 1) -> dict[str, Any]:

@@ -7,6 +7,9 @@ this bound; nothing is generated and dropped.
 
 A task can be delivered twice, after the death of an actor. The first result counts, and each later one is refused and counted.
 
+An actor that leaves hands back what it has made of a ticket: its prefix. The ticket is then lent again with this prefix, as its next part. It keeps its
+version, so that the bound holds for the oldest token.
+
 Nothing here does input or output. ``TicketTable`` takes tickets to the actors.
 """
 
@@ -14,8 +17,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from echo_core import ConfigError
 
@@ -31,12 +36,16 @@ class Ticket:
         task: the task, usually the seed of its environment.
         version: the policy version at which it was issued. Its rollouts are made by this version or a newer one.
         attempt: how often it was issued before, since its first result has not come.
+        part: how often it was handed back with a prefix. A copy with a smaller part is of no more use.
+        prefix: what the actors before have made of it, as their collector wrote it; empty if they have made nothing.
     """
 
     number: int
     task: int
     version: int
     attempt: int = 0
+    part: int = 0
+    prefix: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,8 @@ class Tickets:
 
     Attributes:
         version: the policy version. It is 1 before the first update.
-        duplicates: how many results were refused because an earlier one of the same ticket counts.
+        duplicates: how many results, whole ones and prefixes, were refused because an earlier one of the same ticket counts.
+        handed_back: how many prefixes were taken.
         lags: how many groups were trained at each age, in versions.
     """
 
@@ -66,7 +76,7 @@ class Tickets:
             if type(value) is not int or value < least:
                 raise ConfigError(f"tickets: {name} has to be a whole number of at least {least}, not {value!r}")
         self.batch, self.eta, self.ordered = batch, eta, ordered
-        self.version, self.duplicates = 1, 0
+        self.version, self.duplicates, self.handed_back = 1, 0, 0
         self.lags: Counter[int] = Counter()
         self._issued = 0
         self._waiting: dict[int, Ticket] = {}  # by number: issued, and without a result
@@ -106,14 +116,45 @@ class Tickets:
 
         Raises ValueError if no such ticket was issued.
         """
-        if not 0 <= number < self._issued:
-            raise ValueError(f"a result came for ticket {number}, but only {self._issued} tickets were issued")
+        self._check(number)
         ticket = self._waiting.pop(number, None)
         if ticket is None:
             self.duplicates += 1
             return False
-        self._arrived[number] = Group(ticket, rollouts)
+        self._arrived[number] = Group(replace(ticket, prefix=b""), rollouts)
         return True
+
+    def hand_back(self, number: int, part: int, prefix: bytes) -> Ticket | None:
+        """Take what an actor has made of a part of a ticket. Returns the ticket of the next part, which is to be lent.
+
+        Returns None, and counts it, if the ticket has a result already, or if this part was handed back before, by another actor.
+        Raises ValueError if no such ticket was issued.
+        """
+        self._check(number)
+        ticket = self._waiting.get(number)
+        if ticket is None or part < ticket.part:
+            self.duplicates += 1
+            return None
+        # A part after the present one comes from a learner that was killed: its last checkpoint is older than the part, which is of use all the same.
+        self._waiting[number] = again = replace(ticket, part=part + 1, prefix=prefix)
+        self.handed_back += 1
+        return again
+
+    def lent(self, number: int, part: int) -> Ticket | None:
+        """The ticket with its prefix, for an actor that has got this part of it; None if there is nothing left to do for this part.
+
+        Raises ValueError if no such ticket was issued.
+        """
+        self._check(number)
+        ticket = self._waiting.get(number)
+        return None if ticket is None or part < ticket.part else ticket
+
+    def again(self, number: int) -> Ticket | None:
+        """The ticket as its next attempt, because its result cannot be used; None if it has another one."""
+        ticket = self._waiting.get(number)
+        if ticket is not None:
+            self._waiting[number] = ticket = replace(ticket, attempt=ticket.attempt + 1)
+        return ticket
 
     def missing(self) -> list[Ticket]:
         """The tickets without a result that the next update waits for, oldest first; all of them if fewer than a batch of groups are there."""
@@ -131,6 +172,10 @@ class Tickets:
     def updated(self) -> None:
         """The update is made: the policy has the next version. Call it once after each ``take`` that gave groups."""
         self.version += 1
+
+    def _check(self, number: int) -> None:
+        if not 0 <= number < self._issued:
+            raise ValueError(f"a result came for ticket {number}, but only {self._issued} tickets were issued")
 
     def _choose(self) -> tuple[list[int], list[Ticket]]:
         """The groups for the next update by number, and the tickets that it waits for.
@@ -165,9 +210,10 @@ class Tickets:
             "version": self.version,
             "issued": self._issued,
             "duplicates": self.duplicates,
+            "handed_back": self.handed_back,
             "lags": {str(lag): count for lag, count in self.lags.items()},
-            "waiting": [asdict(ticket) for ticket in self.outstanding],
-            "arrived": [{"ticket": asdict(group.ticket), "rollouts": group.rollouts} for _, group in sorted(self._arrived.items())],
+            "waiting": [_saved(ticket) for ticket in self.outstanding],
+            "arrived": [{"ticket": _saved(group.ticket), "rollouts": group.rollouts} for _, group in sorted(self._arrived.items())],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -179,6 +225,17 @@ class Tickets:
             if state[name] != getattr(self, name):
                 raise ConfigError(f"tickets: the checkpoint was made with {name}={state[name]}, and this run has {name}={getattr(self, name)}")
         self.version, self._issued, self.duplicates = int(state["version"]), int(state["issued"]), int(state["duplicates"])
+        self.handed_back = int(state.get("handed_back", 0))
         self.lags = Counter({int(lag): int(count) for lag, count in state["lags"].items()})
-        self._waiting = {ticket["number"]: Ticket(**ticket) for ticket in state["waiting"]}
-        self._arrived = {entry["ticket"]["number"]: Group(Ticket(**entry["ticket"]), entry["rollouts"]) for entry in state["arrived"]}
+        self._waiting = {ticket["number"]: _read(ticket) for ticket in state["waiting"]}
+        self._arrived = {entry["ticket"]["number"]: Group(_read(entry["ticket"]), entry["rollouts"]) for entry in state["arrived"]}
+
+
+def _saved(ticket: Ticket) -> dict[str, Any]:
+    state = asdict(ticket)
+    prefix = state.pop("prefix")
+    return {**state, "prefix": np.frombuffer(prefix, np.uint8)} if prefix else state
+
+
+def _read(state: Mapping[str, Any]) -> Ticket:
+    return Ticket(**{**state, "prefix": np.asarray(state.get("prefix", ()), np.uint8).tobytes()})

@@ -155,7 +155,7 @@ class Choice:
         text = self.text.finish() if finish is not None else self.text.text
         calls: list[dict[str, Any]] = []
         if job.calls:
-            # What may be a call is held back until the answer is whole.
+            # Text that may be a call is held back until the answer is whole.
             text, calls = self.answer() if finish is not None else (before_calls(text), [])
         # The engine may be adding a token in its thread; it appends to this list last.
         count = len(request.likeliest if job.top else request.versions)

@@ -19,7 +19,7 @@ FORMAT = "echo-rl checkpoint 1"
 
 
 def write_checkpoint(path: str | os.PathLike[str], state: Any) -> None:
-    """Write nested mappings, lists, numbers, texts, arrays and tensors. Whoever reads the path finds the old file or the whole new one.
+    """Write nested mappings, lists, numbers, texts, arrays and tensors. A reader of the path finds the old file or the whole new one.
 
     Raises TypeError, which says where, for anything else.
     """
@@ -44,7 +44,7 @@ def write_checkpoint(path: str | os.PathLike[str], state: Any) -> None:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
-    """Read what ``write_checkpoint`` wrote; arrays and tensors come back as such. Raises ConfigError if the file is none of its kind, or is damaged."""
+    """Read what ``write_checkpoint`` wrote; arrays and tensors come back as such. Raises ConfigError if the file is not a checkpoint, or is damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -1,4 +1,4 @@
-"""What a training run is, as arguments, or as the section ``[rl]`` of a TOML file."""
+"""The settings of a training run, as arguments, or as the section ``[rl]`` of a TOML file."""
 
 from __future__ import annotations
 
@@ -29,29 +29,37 @@ class TrainingConfig:
 
     Attributes:
         env_name: such as ``"digits"`` or ``"gym:CartPole-v1"``; ``echo_rl.environments`` has them. Text environments train a language model; environments
-            that observe a box of numbers and have discrete actions train a small policy, with ``algorithm="ppo"``.
+            that observe a box of numbers and have discrete actions train a small policy, with ``algorithm="ppo"`` or ``"impala"``.
         total_timesteps: after how many steps training ends.
         learning_starts: the steps before it are counted and not trained on.
         train_frequency: how many steps each environment of numbers makes for an update. Text environments have ``batch_size`` rollouts for an update.
         evaluation_frequency, save_frequency: after how many steps the policy is evaluated, and saved if there is an ``output_dir``. The last policy is both.
         num_actors: how many environments (of numbers), or rollouts at most (of text), run at once, over all actor processes.
-        num_learners: how many processes share the gradient of a batch.
+        num_learners: how many processes share each batch; this one is the first. The update is that of one learner, except for the order of its sums.
         batch_size: rollouts of an update of a language model, a multiple of ``group_size``; steps of one gradient step of a policy of numbers.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``. Without CUDA, ``"cuda"`` warns and uses the CPU; with ``strict_device`` it is an error.
-        algorithm: ``"ppo"``, and for language models also ``"grpo"`` and ``"reinforce"``.
-        backbone: the folder of a language model, or None for ``model``, which begins with random weights.
+        algorithm: ``"ppo"``; for language models also ``"grpo"`` and ``"reinforce"``, and for policies of numbers ``"impala"``, the policy gradient with
+            V-trace (``echo_rl.core.vtrace``).
+        backbone: the folder of a language model, or None for ``model``, which begins with random weights. The name of a model that gives no weights, such as
+            ``"gpt-4o"``, trains a small policy that chooses among the actions that it proposes (``echo_rl.environments.proposals``).
         transport: where actors connect; any transport of Echo.
         eta: by how many versions rollouts may be older than the policy that is trained with them. 0 is the synchronous loop.
         correction: how the loss corrects for older policies: ``echo_rl.core.corrections``.
         interrupt: what a rollout does when a new policy comes: ``"finish"`` ends with the one that it began with; ``"swap"`` goes on with the new one.
+            ``"resume"`` is for text environments. An actor that gets SIGTERM hands back what it has made, and any actor goes on with it, by the newest
+            policy. So does an actor to which a new policy comes, if all of its groups are less than ``eta`` versions old; otherwise it goes on as with
+            ``"swap"``, because the learner waits for them. Environments take the recorded actions again; where one does not do the same then, its group is
+            begun anew, which ``TrainingMetrics.anew`` counts.
         actor_processes: None starts one for each core, at most ``num_actors``; 0 makes the rollouts in this process.
         seed: of everything. None draws one.
-        planning: a latent plan that would condition the policy; it is not there yet, and a value is refused.
+        planning: the shape of a latent plan of the last states, which conditions a policy of numbers; its temporal divergence is part of the loss. None
+            acts on the last state alone. Text environments refuse it: a language model reads the whole conversation.
         execution: ``max_concurrent_rollouts``, ``max_cache_size``, ``max_new_tokens`` (of an action) and ``scheduler`` are those of each actor's engine, and
             ``timeout`` is the most seconds that a call of the environment may take.
-        replay: no algorithm of the trainer uses it; a value is refused.
-        ppo, grpo: the rules of updates. ``token_learner``: those of language models; its loss takes ``advantages`` from ``algorithm``, ``correction``, and
-            ``scale`` and ``loss`` from ``grpo``.
+        replay: keeps the segments of a policy of numbers and trains on as many of them as on new ones (``echo_rl.training.segment_replay``). It needs
+            ``algorithm="impala"``, which corrects for older policies. None trains on each segment in one update. Checkpoints do not have it.
+        ppo, grpo: the rules of updates; ``"impala"`` takes its rules from ``ppo``, see ``VTraceLearner``. ``token_learner``: those of language models; its
+            loss takes ``advantages`` from ``algorithm``, ``correction``, and ``scale`` and ``loss`` from ``grpo``.
         group_size: rollouts of each task of a text environment.
         max_steps: the most steps of an episode; None leaves it to the environment, or is 32 for text.
         evaluation_episodes: episodes of an evaluation.
@@ -59,7 +67,8 @@ class TrainingConfig:
             text environment and a seed, and uses one thread of torch.
         env_options: what ``make_environment`` takes further. imports: modules that register environments; actors import them first.
         lease: after how many seconds a ticket that is not done is given to another actor. An actor that dies gives it back at once.
-        patience: after how many seconds without a batch training ends with an error that says who is waited for.
+        patience: after how many seconds without a batch, or without another learner's share of an update, training ends with an error that says who is
+            waited for.
         restarts: how many actors may die within 10 minutes.
         output_dir: where ``checkpoint.npz`` and ``metrics.jsonl`` are written.
     """
@@ -74,7 +83,7 @@ class TrainingConfig:
     num_learners: int = 1
     batch_size: int = 256
     device: str = "auto"
-    algorithm: Literal["ppo", "grpo", "reinforce"] = field(default="ppo", kw_only=True)
+    algorithm: Literal["ppo", "grpo", "reinforce", "impala"] = field(default="ppo", kw_only=True)
     backbone: str | None = field(default=None, kw_only=True)
     transport: str = field(default="tcp://127.0.0.1:0", kw_only=True)
     eta: int = field(default=1, kw_only=True)
@@ -105,7 +114,8 @@ class TrainingConfig:
         text, many = instance(str), whole(1)
         rules: dict[str, Rule] = {"env_name": _filled, "total_timesteps": many, "learning_starts": whole(0)}
         rules |= dict.fromkeys(("train_frequency", "evaluation_frequency", "save_frequency", "num_actors", "num_learners", "batch_size"), many)
-        rules |= {"device": text, "algorithm": one_of("ppo", "grpo", "reinforce"), "backbone": optional(_filled), "transport": _filled, "eta": whole(0)}
+        rules |= {"device": text, "algorithm": one_of("ppo", "grpo", "reinforce", "impala")}
+        rules |= {"backbone": optional(_filled), "transport": _filled, "eta": whole(0)}
         rules |= {"correction": one_of("none", "ppo", "tis", "decoupled"), "interrupt": one_of("finish", "swap", "resume")}
         rules |= {"actor_processes": optional(whole(0)), "seed": optional(whole(0, 2**31 - 1)), "planning": optional(instance(PlanningConfig))}
         rules |= {"execution": instance(ExecutionConfig), "replay": optional(instance(ReplayConfig)), "ppo": instance(PPOConfig)}
@@ -123,20 +133,16 @@ class TrainingConfig:
             return f"learning_starts={self.learning_starts} must be less than total_timesteps={self.total_timesteps}; nothing would be learned"
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":
             return f"device must be 'auto', 'cpu' or 'cuda', got {self.device!r}"
-        if self.replay is not None:
-            return "replay has no use here: the trainer's algorithms train on each rollout once; PrioritizedReplayBuffer stands by itself"
-        if self.planning is not None:
-            return "planning is not there in the trainer yet; LatentPlanningOptimizer stands by itself"
-        if self.interrupt == "resume":
-            return "interrupt='resume' is not there yet; use 'finish' or 'swap'"
-        if self.num_learners > 1:
-            return f"num_learners={self.num_learners}: more than one learner is not there yet; use 1"
+        if self.replay is not None and self.algorithm != "impala":
+            return f"replay needs algorithm='impala', whose V-trace corrects for older policies; {self.algorithm!r} does not estimate their advantages"
+        if self.algorithm == "impala" and self.correction != "ppo":
+            return f"correction={self.correction!r} has no meaning with algorithm='impala', which corrects by V-trace; leave it out"
         if self.algorithm == "grpo" and self.group_size < 2:
             return "group_size must be at least 2 with algorithm='grpo', which compares the rollouts of a task"
         if self.deterministic and (self.eta or self.seed is None):
             return f"deterministic needs eta=0 and a seed, got eta={self.eta} and seed={self.seed}: at eta=1, a rollout's policy depends on who is faster"
-        if self.deterministic and self.interrupt == "swap":
-            return "interrupt='swap' changes a policy when it comes, which deterministic excludes; use 'finish'"
+        if self.deterministic and self.interrupt != "finish":
+            return f"interrupt={self.interrupt!r} changes a policy when it comes, which deterministic excludes; use 'finish'"
         loss = self.token_learner.loss
         for where, value in (("ppo.correction", self.ppo.correction), ("token_learner.loss.correction", loss.correction)):
             if value not in ("ppo", self.correction):
@@ -156,6 +162,7 @@ class TrainingConfig:
     @property
     def token_rules(self) -> TokenLearnerConfig:
         """The rules of updates of a language model, as the fields above decide them."""
+        assert self.algorithm != "impala", "token training has refused it"
         own = self.token_learner.loss
         loss = replace(own, advantages=self.algorithm, correction=self.correction, scale=self.grpo.scale, loss=self.grpo.loss)
         return replace(self.token_learner, loss=loss)

@@ -37,7 +37,7 @@ class LiveFigures:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._file = open(Path(folder) / "metrics.jsonl", "a")  # noqa: SIM115  (close() closes it)
             try:
-                self._board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
+                self._board = importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder, flush_secs=10)
             except ImportError:
                 self._board = None  # TensorBoard is optional
 
@@ -71,6 +71,8 @@ class LiveFigures:
             "tokens_total": metrics.tokens,
             "failed_total": metrics.failed,
             "skipped_groups_total": metrics.skipped_groups,
+            "handed_back_total": metrics.handed_back,
+            "begun_anew_total": metrics.anew,
             "steps_per_s": (steps_now - steps) / seconds,
             "tokens_per_s": (tokens_now - tokens) / seconds,
             "hit_rate": metrics.hit_rate,

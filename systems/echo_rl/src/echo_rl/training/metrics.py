@@ -28,6 +28,7 @@ class TrainingMetrics:
         lags: how many groups (or segments) were trained at each age, in versions.
         failed: rollouts, or steps, whose environment failed. skipped_groups: groups whose rewards were all equal, or whose rollouts have failed.
         duplicates: results that were refused, since the same ticket had one already. It is the number of rollouts' groups that were thrown away.
+        handed_back: groups that an actor has handed back before they were finished. anew: those of them that the next actor has begun anew.
         restarted: actors that were started again.
         hit_rate: the share of prompt tokens that the actors' engines found in their caches.
         waited: the share of the time for which the learner waited for rollouts.
@@ -48,6 +49,8 @@ class TrainingMetrics:
     failed: int = 0
     skipped_groups: int = 0
     duplicates: int = 0
+    handed_back: int = 0
+    anew: int = 0
     restarted: int = 0
     hit_rate: float = 0.0
     waited: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from echo_core import EchoTimeoutError, Queue, Server, Table
-from echo_rl.rollouts.actor import Collector
-from echo_rl.rollouts.records import PackedRecords, pack, result_example, rows
+from echo_core import ConfigError, EchoTimeoutError, Queue, Server, Table
+from echo_rl.rollouts.actor import HAND_BACK, PREFIX, Collector, Partial
+from echo_rl.rollouts.records import PackedRecords, pack, result, result_example, rows
 from echo_rl.rollouts.ticket_table import TicketTable
-from echo_rl.rollouts.tickets import Group, Tickets
+from echo_rl.rollouts.tickets import Group, Ticket, Tickets
 
 __all__ = ["Published", "RolloutLoop"]
 
@@ -73,6 +74,11 @@ class RolloutLoop:
         self.ages: Counter[int] = Counter()
         self.waited = 0.0
         self.drawn = [0, 0]
+        self._lock = threading.Lock()  # actors hand back tickets on the server's threads
+        self._late: list[Ticket] = []  # the table had no room for them yet
+        if collector is None:
+            server.serve(PREFIX, lambda _, peer, body, blob: self._prefix(body))
+            server.serve(HAND_BACK, lambda _, peer, body, blob: self._hand_back(body, blob))
 
     @staticmethod
     def results(leaves: Mapping[str, Any], most: int, *, name: str = "rollouts", max_bytes: int | None = None) -> Table:
@@ -81,11 +87,13 @@ class RolloutLoop:
 
     def publish(self, weights: Any) -> None:
         """Publish the weights of the present version, and issue the tickets that it allows. After a batch this is the next version."""
-        if self._policy is not None:
-            self.tickets.updated()
+        with self._lock:
+            if self._policy is not None:
+                self.tickets.updated()
         self._policy = Published(weights, self.tickets.version)
         self._server.publish(weights, version=self.tickets.version)
-        self._offer(self.tickets.issue(self._task_of))
+        with self._lock:
+            self._offer(self.tickets.issue(self._task_of))
 
     def batch(self, timeout: float | None = None, look: Callable[[], None] = lambda: None) -> list[Group]:
         """Wait for the groups of the next update, in the order of their tickets. The rollouts of each are one record, whose arrays are its own.
@@ -98,7 +106,7 @@ class RolloutLoop:
         """
         began = time.monotonic()
         try:
-            while (groups := self.tickets.take()) is None:
+            while (groups := self._groups()) is None:
                 look()
                 if self._collector is None:
                     self._wait(began, timeout)
@@ -109,6 +117,10 @@ class RolloutLoop:
         for group in groups:
             self.ages[self.tickets.version - int(group.rollouts["version"])] += 1
         return groups
+
+    def _groups(self) -> list[Group] | None:
+        with self._lock:
+            return self.tickets.take()
 
     def packed(self, groups: list[Group]) -> PackedRecords:
         """The records of groups as one batch, for ``RolloutSchema.unpack``."""
@@ -128,8 +140,10 @@ class RolloutLoop:
             return
         # Not all of them are there. The server may stop, so what is there is kept.
         self.draw()
+        with self._lock:
+            self._offer_late()
         if timeout is not None and time.monotonic() - began >= timeout:
-            raise EchoTimeoutError(self._late(timeout))
+            raise EchoTimeoutError(self._nothing_within(timeout))
 
     def _take(self, n: int, timeout: float) -> bool:
         try:
@@ -137,8 +151,14 @@ class RolloutLoop:
         except EchoTimeoutError:
             return False
         assert sample is not None  # a closed server raises
-        for record in rows(sample, self._example):
-            self.tickets.arrive(int(record["ticket"]), record)
+        with self._lock:
+            for record in rows(sample, self._example):
+                if max(int(record["version"]), int(np.max(record.get("versions", 0), initial=0))) <= self.tickets.version:
+                    self.tickets.arrive(int(record["ticket"]), record)
+                # A policy newer than the present one was made by a learner that was killed after its last checkpoint. It is gone.
+                elif (ticket := self.tickets.again(int(record["ticket"]))) is not None:
+                    self._late.append(ticket)
+            self._offer_late()
         self.drawn[0] += n
         self.drawn[1] += 1
         return True
@@ -147,16 +167,50 @@ class RolloutLoop:
         tickets = self.tickets.missing()[: collector.at_once]
         assert self._policy is not None
         for ticket, record in zip(tickets, collector.collect(tickets, self._policy, lambda _: None), strict=True):
-            own = {"ticket": np.int64(ticket.number), "version": np.int64(self._policy.version)}
-            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in {**record, **own}.items()})
+            assert not isinstance(record, Partial)  # nobody tells this collector to leave
+            found = result(record, ticket.number, self._policy.version)
+            self.tickets.arrive(ticket.number, {name: np.array(leaf) for name, leaf in found.items()})
 
-    def _offer(self, tickets: list[Any]) -> None:
+    def _offer(self, tickets: list[Ticket]) -> None:
         if self._collector is None:
             TicketTable.offer(self._server, tickets, self._at_once)
 
+    def _offer_late(self) -> None:
+        """Offer what there is room for. It comes too late where a result has arrived meanwhile, which does no harm."""
+        if self._late:
+            try:
+                self._offer(self._late)
+            except EchoTimeoutError:
+                return  # at the next look
+            self._late = []
+
+    # ---- what actors request, on threads of the server ----------------------------------------------------------------
+
+    def _prefix(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        asked = [[_whole(value) for value in ticket] for ticket in body["tickets"]]
+        with self._lock:
+            found = [self.tickets.lent(number, part) for number, part in asked]
+        parts = [[None, 0] if ticket is None else [ticket.part, len(ticket.prefix)] for ticket in found]
+        return {"parts": parts}, b"".join(ticket.prefix for ticket in found if ticket is not None)
+
+    def _hand_back(self, body: Mapping[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        parts = [[_whole(value) for value in part] for part in body["parts"]]
+        if sum(size for _, _, size in parts) != len(blob):
+            raise ConfigError(f"{HAND_BACK}: the sizes of the prefixes are not that of the blob, {len(blob)} bytes")
+        with self._lock:
+            at = 0
+            for number, part, size in parts:
+                if (ticket := self.tickets.hand_back(number, part, bytes(blob[at : at + size]))) is not None:
+                    self._late.append(ticket)
+                at += size
+            self._offer_late()
+        return {}, b""
+
     def missing(self) -> str:
         """What the next update waits for, in words; "" if nothing is missing."""
-        if not (missing := self.tickets.missing()):
+        with self._lock:
+            missing = self.tickets.missing()
+        if not missing:
             return ""
         shown = ", ".join(str(ticket.number) for ticket in missing[:8]) + (" ..." if len(missing) > 8 else "")
         return (
@@ -164,7 +218,7 @@ class RolloutLoop:
             f"(the oldest is of version {missing[0].version}, the policy has version {self.tickets.version})"
         )
 
-    def _late(self, timeout: float | None) -> str:
+    def _nothing_within(self, timeout: float | None) -> str:
         return f"no batch within {timeout} s: {self.missing()}; {self.actors()}"
 
     def actors(self) -> str:
@@ -178,14 +232,24 @@ class RolloutLoop:
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs besides the weights: the tickets, the groups that wait, and the ages. Call ``draw`` first."""
-        return {"tickets": self.tickets.state(), "ages": {str(age): count for age, count in self.ages.items()}, "waited": self.waited}
+        with self._lock:
+            tickets = self.tickets.state()
+        return {"tickets": tickets, "ages": {str(age): count for age, count in self.ages.items()}, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state at a new server, before the first ``publish``. Tickets without a result are issued again, because their actors may be gone.
 
         Raises ConfigError if the state was made with another batch or bound.
         """
-        self.tickets.restore(state["tickets"])
+        with self._lock:
+            self.tickets.restore(state["tickets"])
         self.ages = Counter({int(age): int(count) for age, count in state["ages"].items()})
         self.waited = float(state["waited"])
-        self._offer(self.tickets.issue_again())
+        with self._lock:
+            self._offer(self.tickets.issue_again())
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ConfigError(f"{HAND_BACK}: a number of a ticket or a part has to be a whole number, not {value!r:.80}")
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,17 +13,25 @@ import torch
 from echo_core import ConfigError
 from echo_rl.core.bandwidth import BandwidthEfficiencyTracker
 from echo_rl.core.ppo_learner import PPOLearner
+from echo_rl.core.vtrace import VTraceLearner
 from echo_rl.environments import CheckedEnvironment, EnvironmentFailure, make_environment
+from echo_rl.environments.proposals import NAME as PROPOSALS
+from echo_rl.environments.proposals import ProposalsConfig
 from echo_rl.models.actor_critic import ActorCritic
+from echo_rl.rollouts.acting import Acting, planner_of, windows_of
 from echo_rl.rollouts.records import PackedRecords
-from echo_rl.rollouts.segment_collector import SegmentRules, draw, leaves_of, spaces_of
+from echo_rl.rollouts.segment_collector import SegmentRules, leaves_of, spaces_of
 from echo_rl.rollouts.timed_calls import TimedCalls, TimeoutFailure
 from echo_rl.training.config import TrainingConfig
 from echo_rl.training.evaluation import EVALUATION_TASKS, evaluated
+from echo_rl.training.learners import Learners
+from echo_rl.training.players import ProposalPlayer, SegmentPlayer
+from echo_rl.training.segment_replay import SegmentReplay
 
 __all__ = ["SegmentTraining"]
 
 _LEAVES = ("states", "next_states", "actions", "log_probs", "rewards", "terminated", "truncated", "mask")
+_OF_PLANS = ("began", "history")
 
 
 @dataclass
@@ -37,7 +45,7 @@ class _Played:
 
 
 class SegmentTraining:
-    """A ``PPOLearner``, the rules of its rollouts, and its evaluation.
+    """A ``PPOLearner`` or a ``VTraceLearner``, the rules of its rollouts, its replay, and its evaluation.
 
     Args:
         config: of the run. seed: of the run.
@@ -48,10 +56,12 @@ class SegmentTraining:
     kind: Literal["tokens", "segments"] = "segments"
 
     def __init__(self, config: TrainingConfig, seed: int, device: torch.device, environment: CheckedEnvironment) -> None:
-        if config.algorithm != "ppo":
-            raise ConfigError(f"algorithm={config.algorithm!r} trains language models, and {config.env_name} observes numbers; use 'ppo'")
+        if config.algorithm not in ("ppo", "impala"):
+            raise ConfigError(f"algorithm={config.algorithm!r} trains language models, and {config.env_name} observes numbers; use 'ppo' or 'impala'")
         if config.deterministic:
             raise ConfigError("deterministic is for text environments: environments of numbers go on from one segment to the next, and cannot be saved")
+        if config.interrupt == "resume":
+            raise ConfigError("interrupt='resume' is for text environments: environments of numbers stay with their actor; use 'finish'")
         self.config, self.seed = config, seed
         self.batch = max(1, config.processes)
         if config.num_actors % self.batch:
@@ -64,10 +74,19 @@ class SegmentTraining:
             options=config.env_options,
             max_steps=config.max_steps,
             timeout=config.execution.timeout,
+            planning=config.planning,
         )
         self.spaces = spaces_of(environment)
-        policy = ActorCritic(self.spaces.size, self.spaces.actions, seed=seed)
-        self.learner = PPOLearner(policy, config.ppo_rules, device=str(device))
+        kind = VTraceLearner if config.algorithm == "impala" else PPOLearner
+        self.planner = None if config.planning is None else planner_of(self.spaces, config.planning, seed)
+        if self.planner is None:
+            self.learner = kind(ActorCritic(self.spaces.size, self.spaces.actions, seed=seed), config.ppo_rules, str(device))
+        else:
+            planner = self.planner
+            self.learner = kind(planner, config.ppo_rules, str(device), auxiliary=planner.auxiliary_loss, groups=planner.groups())
+        self.learners = Learners(self.learner, config.num_learners, config.patience)
+        rules = config.replay if config.replay is None or config.replay.seed is not None else replace(config.replay, seed=seed)
+        self.replay = None if rules is None else SegmentReplay(rules, self.planner)
         self.bandwidth = BandwidthEfficiencyTracker()
         self._calls, self._playing = TimedCalls(config.execution.timeout), [environment]
 
@@ -82,8 +101,9 @@ class SegmentTraining:
         return leaves_of(self.rules, self.spaces)
 
     def weights(self) -> dict[str, Any]:
-        """What is published: the policy without its values."""
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.learner.policy.state_dict().items() if name.startswith("actor.")}
+        """What is published: the policy without its values, or the policy with its plans."""
+        needed = "actor." if self.planner is None else ""
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.learner.policy.state_dict().items() if name.startswith(needed)}
 
     def update(self, records: PackedRecords, version: int, learn: bool) -> dict[str, Any]:
         """Train on a batch, and return its figures. With ``learn=False`` the batch is only counted."""
@@ -97,11 +117,26 @@ class SegmentTraining:
             self.bandwidth.finish_rollout()
         if learn and batch["mask"].any():
             # (records, steps, environments, ...) -> (steps, all environments, ...)
-            rollout = {name: np.concatenate(list(batch[name]), axis=1) for name in _LEAVES}
-            found = asdict(self.learner.update(rollout))
+            columns = {name: np.concatenate(list(batch[name]), axis=1) for name in (*_LEAVES, *(() if self.planner is None else _OF_PLANS))}
+            found = asdict(self.learners.update(self._rollout(columns, version)))
+            if self.replay is not None:
+                figures["replay_size"] = len(self.replay)
             figures |= {"gradient_steps": found.pop("steps"), "loss": found["policy_loss"], **found}
             self.bandwidth.record_learner_update(found["weighted_policy_loss"])
         return figures
+
+    def _rollout(self, columns: dict[str, Any], version: int) -> dict[str, Any]:
+        """What the learner is given: the columns, beside them as many segments of the past, and windows in place of states if there are plans."""
+        if self.replay is not None:
+            count = columns["rewards"].shape[1]
+            past = self.replay.draw(count) if len(self.replay) else None
+            self.replay.add(columns, version)
+            if past is not None:
+                columns["weights"] = np.ones_like(columns["rewards"])
+                columns = {name: np.concatenate([column, past[name]], axis=1) for name, column in columns.items()}
+        if self.planner is not None:
+            columns["states"], columns["next_states"] = windows_of(columns["states"], columns["next_states"], columns.pop("began"), columns.pop("history"))
+        return columns
 
     def evaluate(self, episodes: int) -> dict[str, float]:
         """Play episodes that are never trained on, with the likeliest actions."""
@@ -114,10 +149,10 @@ class SegmentTraining:
     def _play(self, weights: dict[str, Any], tasks: range) -> list[_Played]:
         """Play one episode in each environment, side by side."""
         played = [_Played() for _ in tasks]
-        states = np.zeros((len(tasks), *self.spaces.shape), np.float32)
+        states, acting = np.zeros((len(tasks), *self.spaces.shape), np.float32), Acting(self.spaces, len(tasks), self.config.planning)
         self._call(played, states, range(len(tasks)), [partial(self._playing[i].reset, task) for i, task in enumerate(tasks)])
         while running := [i for i, one in enumerate(played) if not one.over]:
-            actions, _ = draw(weights, states[running], None)
+            actions, _ = acting.act(weights, states[running], None, running)
             calls = [partial(self._step, played[i], self._playing[i], action) for i, action in zip(running, actions.tolist(), strict=True)]
             self._call(played, states, running, calls)
         return played
@@ -141,8 +176,14 @@ class SegmentTraining:
             else:
                 raise found
 
+    def player(self) -> SegmentPlayer | ProposalPlayer:
+        """See ``EchoRLTrainer.player``."""
+        if self.config.env_name == PROPOSALS:
+            return ProposalPlayer(self, ProposalsConfig(**self.config.env_options))
+        return SegmentPlayer(self)
+
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs. Episodes that are being played are not in it."""
+        """What ``restore`` needs. Episodes that are being played are not in it, nor are the segments of the replay."""
         return self.learner.state()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -150,8 +191,11 @@ class SegmentTraining:
         self.learner.restore(state)
 
     def close(self) -> None:
-        """Close the environments of the evaluation."""
+        """End the other learners, and close the environments of the evaluation."""
+        self.learners.close()
         for environment in self._playing:
             environment.close()
         self._playing.clear()
         self._calls.close()
+        if self.replay is not None:
+            self.replay.close()

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from echo_rl.checks import check, check_fields, instance, optional, real, whole
 from echo_rl.core.grpo import token_weights
+from echo_rl.core.process_group import ALONE, ProcessGroup, divide, sum_figures, sum_gradients
 from echo_rl.models import TrainableTransformer
 from echo_rl.rollouts import FINISH_REASONS, TokenBatch
-from echo_rl.training.token_losses import Targets, TokenLossConfig, of_groups, of_values, token_loss
+from echo_rl.training.token_losses import FIGURES, Targets, TokenLossConfig, of_groups, of_values, token_loss
 
 Rows = npt.NDArray[np.int64]
 _UNCOUNTED = [FINISH_REASONS.index(reason) for reason in ("error", "abort")]
@@ -109,6 +110,7 @@ class TokenLearner:
     Attributes:
         version: of the model; each update that takes a gradient step adds 1. Rollouts are to be made by this version or an older one.
         updates, tokens, skipped_groups: counters over all updates.
+        group: the learners that share each batch; each is given the whole of it.
 
     Raises:
         ValueError: a value head or a reference is missing.
@@ -125,6 +127,7 @@ class TokenLearner:
             raise ValueError(f"kl_coef={self.config.loss.kl_coef} needs a reference model")
         self.version = self.updates = self.tokens = self.skipped_groups = 0
         self.baseline: float | None = None
+        self.group: ProcessGroup = ALONE
         self._adam = torch.optim.Adam(model.parameters(), lr=self.config.learning_rate)
         self._random = torch.Generator().manual_seed(seed)
 
@@ -181,11 +184,12 @@ class TokenLearner:
             assert model is not None
             found = torch.zeros(2, len(batch.tokens), device=self.model.device)
             with torch.no_grad():
-                for rows, cu_seqlens in self._pieces(batch, rollouts):
+                for rows, cu_seqlens in self._pieces(batch, self._share(batch, rollouts)):
                     scores = model.score(data["tokens"][rows], cu_seqlens, self.config.temperature)
                     found[0, rows] = scores.log_probs
                     if scores.values is not None:
                         found[1, rows] = scores.values
+            self.group.all_reduce(found)
             data |= {"reference": found[0]} if name else {"proximal": found[0], "values": found[1]}
         return data
 
@@ -212,13 +216,13 @@ class TokenLearner:
         return {name: value / (steps if name in by_step else tokens) for name, value in sums.items()}, steps
 
     def _gradient(self, batch: TokenBatch, data: dict[str, Tensor], chosen: Rows) -> dict[str, float]:
-        """Add the gradient of the chosen rollouts' loss to the parameters, piece by piece. Return the sums of the figures."""
+        """Add the gradient of the chosen rollouts' loss to the parameters, piece by piece, and those of the other learners. Return the sums of the figures."""
         all_rows, _ = self._rows(batch, chosen)
         lengths = self._tensor(np.diff(batch.cu_seqlens)[chosen], torch.int64)
         weights = torch.zeros(len(batch.tokens), device=self.model.device)
         weights[all_rows] = token_weights(data["mask"][all_rows], lengths, self.config.loss.grpo)
         sums: dict[str, float] = {}
-        for rows, cu_seqlens in self._pieces(batch, chosen):
+        for rows, cu_seqlens in self._pieces(batch, self._share(batch, chosen)):
             scores = self.model.score(data["tokens"][rows], cu_seqlens, self.config.temperature)
             given = {name: data[name][rows] for name in ("mask", "advantages", "behaviour", "proximal", "returns", "reference") if name in data}
             # The state before a token ends with the token before it. The first token of a rollout never counts.
@@ -227,7 +231,12 @@ class TokenLearner:
             loss.backward()  # type: ignore[no-untyped-call]
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value
-        return sums
+        sum_gradients(self.model.parameters(), self.group)
+        return sum_figures(sums, FIGURES, self.group)
+
+    def _share(self, batch: TokenBatch, rollouts: Rows) -> Rows:
+        """Those of some rollouts that this learner goes through. All learners have nearly as many tokens."""
+        return rollouts[divide(np.diff(batch.cu_seqlens)[rollouts], self.group)]
 
     def _pieces(self, batch: TokenBatch, rollouts: Rows) -> Iterator[tuple[Tensor, Tensor]]:
         """Split rollouts into pieces of at most ``micro_tokens`` tokens; see ``_rows``."""

@@ -22,6 +22,9 @@ Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.floating]
 
+#: The names of the figures of ``token_loss``.
+FIGURES = ("loss", "policy_loss", "value_loss", "entropy", "kl", "reference_kl", "clip_share", "mean_correction", "capped_share")
+
 
 @dataclass(frozen=True)
 class TokenLossConfig:
@@ -137,7 +140,7 @@ def of_values(
     of a rollout has its reward, and leads to the state after all its tokens.
 
     Args:
-        values: (tokens,) of the state that ends with each token. mask: (tokens,) of the policy's tokens; the first token of a rollout is none.
+        values: (tokens,) of the state that ends with each token. mask: (tokens,) of the policy's tokens; the first token of a rollout is not.
         rewards: (N,) of whole rollouts. cut: (N,): whether the value of the last state follows the reward.
     """
     at = np.flatnonzero(mask)

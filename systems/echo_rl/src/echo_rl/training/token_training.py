@@ -22,6 +22,8 @@ from echo_rl.rollouts.text_policy import PRINTABLE, TextRules
 from echo_rl.rollouts.token_collector import schema_of
 from echo_rl.training.config import TrainingConfig
 from echo_rl.training.evaluation import EVALUATION_TASKS, evaluated
+from echo_rl.training.learners import Learners
+from echo_rl.training.players import TokenPlayer
 from echo_rl.training.token_learner import TokenLearner
 
 __all__ = ["TokenTraining"]
@@ -39,6 +41,10 @@ class TokenTraining:
     kind: Literal["tokens", "segments"] = "tokens"
 
     def __init__(self, config: TrainingConfig, seed: int, device: torch.device, environment: CheckedEnvironment) -> None:
+        if config.algorithm == "impala":
+            raise ConfigError(f"algorithm='impala' trains policies of numbers, and {config.env_name} is a text environment; use 'ppo', 'grpo' or 'reinforce'")
+        if config.planning is not None:
+            raise ConfigError(f"planning is for policies of numbers: {config.env_name} is a text environment, whose language model reads every state already")
         if config.batch_size % config.group_size:
             raise ConfigError(f"batch_size={config.batch_size} must be a multiple of group_size={config.group_size}")
         self.config, self.seed = config, seed
@@ -64,6 +70,8 @@ class TokenTraining:
             scheduler=config.execution.scheduler,
             alone=config.deterministic,
             swap=config.interrupt == "swap",
+            resume=config.interrupt == "resume",
+            eta=config.eta,
         )
         self.schema, self.batch = schema_of(self.rules), config.batch_size // config.group_size
         shape, values = self.rules.shape(), config.algorithm == "ppo"
@@ -73,6 +81,7 @@ class TokenTraining:
             model = TrainableTransformer(shape, TensorFiles(Path(self.rules.folder)), device, value_head=values)
         reference = copy.deepcopy(model) if config.token_learner.loss.kl_coef else None
         self.learner = TokenLearner(model, config.token_rules, seed, reference=reference)
+        self.learners = Learners(self.learner, config.num_learners, config.patience)
         self._episodes = TextEpisodes(self.rules)
         self.bandwidth = BandwidthEfficiencyTracker()
 
@@ -104,6 +113,7 @@ class TokenTraining:
             "failed": int((~good).sum()),
             "asked": int(columns["asked"].sum()),
             "hit": int(columns["hit"].sum()),
+            "anew": int(columns["anew"].sum()),
             "fault": bytes(columns["fault"][: records.offsets["fault"].max(initial=0)]).decode(errors="replace")[:200],
         }
         if known.any():
@@ -115,7 +125,7 @@ class TokenTraining:
             self.bandwidth.finish_rollout()
         self.learner.version = version  # that of the published policy, which also grows where a batch has taught nothing
         if learn and batch.mask.any():
-            found = asdict(self.learner.update(batch))
+            found = asdict(self.learners.update(batch))
             found.pop("reward"), found.pop("tokens"), found.pop("rollouts")
             figures |= {"gradient_steps": found.pop("steps"), **found}
             self.bandwidth.record_learner_update(found["policy_loss"])
@@ -129,6 +139,10 @@ class TokenTraining:
         played = self._episodes.play(engine, [(EVALUATION_TASKS + i, 0) for i in range(episodes)], 0.0)
         return evaluated(played)
 
+    def player(self) -> TokenPlayer:
+        """See ``EchoRLTrainer.player``."""
+        return TokenPlayer(self)
+
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs."""
         return {"learner": self.learner.state(), "reference": None if self.learner.reference is None else self.learner.reference.state_dict()}
@@ -140,15 +154,20 @@ class TokenTraining:
             self.learner.reference.load_state_dict(state["reference"])
 
     def close(self) -> None:
-        """Close the environments of the evaluation."""
+        """End the other learners, and close the environments of the evaluation."""
+        self.learners.close()
         self._episodes.close()
 
 
 def _folder(backbone: str | None) -> str | None:
-    """The folder of a backbone. Raises ConfigError for one whose weights are not here."""
-    if backbone is None or (Path(backbone) / "config.json").is_file():
-        return backbone
-    raise ConfigError(
-        f"backbone={backbone!r} is no folder with a model's config.json. Training changes weights, which a model behind an interface does not give; "
-        "download an open model, and give its folder"
-    )
+    """The folder of a backbone. Raises ConfigError for one whose weights or tokenizer are not here."""
+    if backbone is None:
+        return None
+    if not (Path(backbone) / "config.json").is_file():
+        raise ConfigError(
+            f"backbone={backbone!r} is no folder with a model's config.json. Training changes weights, which a model behind an interface does not give; "
+            "download an open model, and give its folder"
+        )
+    if not (Path(backbone) / "tokenizer.json").is_file():
+        raise ConfigError(f"backbone={backbone!r} has no tokenizer.json, without which its texts would be other tokens than those it knows; put it there")
+    return backbone

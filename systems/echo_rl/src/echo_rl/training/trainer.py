@@ -29,10 +29,12 @@ from echo_rl.rollouts.ticket_table import TicketTable
 from echo_rl.rollouts.tickets import Tickets
 from echo_rl.training.checkpoint import read_checkpoint, write_checkpoint
 from echo_rl.training.config import TrainingConfig
+from echo_rl.training.contextual import contextual
 from echo_rl.training.evaluation import EVALUATION_TASKS
 from echo_rl.training.fleet import Fleet
 from echo_rl.training.live_figures import LiveFigures
 from echo_rl.training.metrics import TrainingMetrics
+from echo_rl.training.players import Player
 from echo_rl.training.rollout_loop import RolloutLoop
 from echo_rl.training.segment_training import SegmentTraining
 from echo_rl.training.token_training import TokenTraining
@@ -42,7 +44,7 @@ __all__ = ["EchoRLTrainer", "TrainingConfig", "TrainingMetrics"]
 _log = logging.getLogger("echo.rl")
 _LOOK = 0.1  # seconds between two looks whether a run that was asked to write a checkpoint has ended
 _LOST = 3  # batches one after the other without a rollout that did not fail, after which training ends
-# What a checkpoint and the run that goes on from it must have in common.
+# The fields that a checkpoint and the run that goes on from it must have in common.
 _SAME = ("env_name", "env_options", "algorithm", "backbone", "model", "batch_size", "group_size", "eta", "num_actors", "train_frequency", "max_steps")
 
 
@@ -74,6 +76,7 @@ class EchoRLTrainer:
         on_update: Callable[[dict[str, Any]], None] = lambda figures: None,
         on_evaluation: Callable[[dict[str, float]], None] = lambda results: None,
     ) -> None:
+        config = contextual(config)
         self.config, self._on_update, self._on_evaluation = config, on_update, on_evaluation
         self.seed = random.SystemRandom().randrange(2**31) if config.seed is None else config.seed
         if config.strict_device and config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -102,12 +105,16 @@ class EchoRLTrainer:
         """The actor processes that run now."""
         return [] if self._fleet is None else self._fleet.pids
 
+    def player(self) -> Player:
+        """Plays episodes with the likeliest actions of the present policy; later training does not change it. Call it while no ``train`` is under way."""
+        return self._training.player()
+
     async def train(self) -> TrainingMetrics:
         """Train until ``total_timesteps``, or until ``stop``. Cancelling this ends the training, and its actors, first.
 
         Raises:
-            EchoTimeoutError: there was no batch within ``patience`` seconds; the message says who is waited for.
-            EchoError: too many actors have died, or every rollout of three batches has failed; the message has the last fault.
+            EchoTimeoutError: there was no batch, or not all of an update, within ``patience`` seconds; the message says who is waited for.
+            EchoError: too many actors have died, another learner has died, or every rollout of three batches has failed; the message has the last fault.
         """
         work = asyncio.get_running_loop().run_in_executor(None, self.run)
         try:
@@ -140,7 +147,7 @@ class EchoRLTrainer:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint with the next ``train``.
 
-        Raises ConfigError if it is none, or if it was made with another value of a field that decides what the weights and tickets mean.
+        Raises ConfigError if the file is not a checkpoint, or if it was made with another value of a field that decides what the weights and tickets mean.
         """
         state = read_checkpoint(path)
         mine = json.loads(json.dumps(self.config.to_json()))
@@ -191,10 +198,11 @@ class EchoRLTrainer:
         if collector is not None:
             stack.callback(collector.close)
         stack.callback(training.close)
+        training.learners.start()
         self._loop = loop = RolloutLoop(server, training.leaves, tickets, self._task, at_once=training.at_once, collector=collector)
         live = LiveFigures(config.output_dir, self.metrics)
         stack.callback(live.close)
-        server.add_stats("rl", live.stats)
+        server.add_stats("rl", lambda: {**live.stats(), **training.learners.stats()})
         if self._loop_state is not None:
             loop.restore(self._loop_state)
         loop.publish(training.weights())
@@ -228,6 +236,7 @@ class EchoRLTrainer:
 
         def look() -> None:
             live.waiting = loop.missing()
+            self._training.learners.check()
             if self._fleet is not None:
                 self._fleet.check()
             self._write_asked()
@@ -271,11 +280,12 @@ class EchoRLTrainer:
         for name in ("steps", "episodes", "tokens", "failed"):
             setattr(metrics, name, getattr(metrics, name) + figures[name])
         metrics.skipped_groups += figures.get("skipped_groups", 0)
+        metrics.anew += figures.get("anew", 0)
         self._asked, self._hit = self._asked + figures.get("asked", 0), self._hit + figures.get("hit", 0)
         metrics.hit_rate = self._hit / self._asked if self._asked else 0.0
         metrics.seconds, metrics.waited = seconds, loop.waited / seconds
         metrics.throughput, metrics.tokens_per_second = metrics.steps / seconds, metrics.tokens / seconds
-        metrics.lags, metrics.duplicates = loop.ages, loop.tickets.duplicates
+        metrics.lags, metrics.duplicates, metrics.handed_back = loop.ages, loop.tickets.duplicates, loop.tickets.handed_back
         metrics.restarted = 0 if self._fleet is None else self._fleet.restarted
         metrics.eta_bw = self._training.bandwidth.snapshot().eta_bw or 0.0
         figures |= {"update": metrics.updates, "total_steps": metrics.steps, "seconds": seconds, "version": loop.tickets.version}
@@ -293,9 +303,10 @@ class EchoRLTrainer:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """The threads of torch: the actors have the other cores. In a deterministic run sums have one order."""
+        """The threads of torch: the actors and the other learners have the other cores. In a deterministic run sums have one order."""
         before = torch.get_num_threads()
-        torch.set_num_threads(1 if self.config.deterministic else max(1, before - self.config.processes))
+        free = (before - self.config.processes) // self.config.num_learners
+        torch.set_num_threads(1 if self.config.deterministic else max(1, free))
         try:
             yield
         finally:

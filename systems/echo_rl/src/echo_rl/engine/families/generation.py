@@ -38,6 +38,10 @@ class Generation:
     most: int | None = None
     unused: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it be copied and pickled, which a read-only mapping cannot be."""
+        return Generation, (self.ends, self.most, dict(self.unused))
+
     @classmethod
     def read(cls, folder: Path, vocab: int) -> Generation:
         """Read ``generation_config.json`` and, for what it lacks, ``config.json``. Ends that the model cannot draw are left out.

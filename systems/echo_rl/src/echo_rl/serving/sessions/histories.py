@@ -71,7 +71,7 @@ class ChatHistory:
         return encode(self._tokenizer, text, "messages")
 
     def behind(self, answer: Recorded) -> list[int] | None:
-        """Return the tokens of the template behind an answer. What the answer itself has of them, such as the token of its end, is not repeated."""
+        """Return the tokens of the template behind an answer. Tokens that the answer itself has, such as that of its end, are not repeated."""
         try:
             text = self._template.behind(self._messages, self._ends.index(answer.size) + 1, self._tools)
         except ValueError as error:

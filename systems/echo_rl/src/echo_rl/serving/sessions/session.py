@@ -23,7 +23,7 @@ ENDED = "it was ended"
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """What sessions may use. What goes beyond is refused, and what is there stays.
+    """What sessions may use. A request that goes beyond is refused, and the session stays as it is.
 
     Attributes:
         sessions: Open sessions of an endpoint.

@@ -1,0 +1,1 @@
+"""Environments of other libraries and of other machines: ``gym:ID``, ``rg:NAME``, ``miniwob:TASK`` and ``openenv:URL``."""
