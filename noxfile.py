@@ -103,18 +103,37 @@ def reverb(session: nox.Session) -> str:
 TRANSFERQUEUE = ["TransferQueue==0.1.11", "numpy"]
 
 
+def environment(session: nox.Session, name: str, *packages: str) -> str:
+    """The interpreter of an environment of its own for a library that uses PyTorch."""
+    folder = Path("build", name).resolve()
+    python = folder / "bin" / "python"
+    if not python.exists():
+        session.run("uv", "venv", "--quiet", "--seed", "--python", "3.11", str(folder), external=True)
+        session.run(str(python), "tools/torch_cpu.py", external=True)  # before anything that would bring gigabytes of CUDA's libraries
+        session.run(str(python), "-m", "pip", "install", "--quiet", *packages, external=True)
+    return str(python)
+
+
 @nox.session
 def transferqueue(session: nox.Session) -> None:
     """Compare put and get of samples of varying length with TransferQueue. Arguments go to `python -m benchmarks.transferqueue`: --rounds 15."""
     session.install("pyzmq")
     session.run("python", "tools/install.py", "echo-core[tcp,replay]")
-    folder = Path("build/transferqueue").resolve()
-    python = folder / "bin" / "python"
-    if not python.exists():
-        session.run("uv", "venv", "--quiet", "--seed", "--python", "3.11", str(folder), external=True)
-        session.run(str(python), "tools/torch_cpu.py", external=True)  # before anything that would bring gigabytes of CUDA's libraries
-        session.run(str(python), "-m", "pip", "install", "--quiet", *TRANSFERQUEUE, external=True)
-    session.run("python", "-m", "benchmarks.transferqueue", *session.posargs, env={"BENCH_TRANSFERQUEUE_PYTHON": str(python)})
+    env = {"BENCH_TRANSFERQUEUE_PYTHON": environment(session, "transferqueue", *TRANSFERQUEUE)}
+    session.run("python", "-m", "benchmarks.transferqueue", *session.posargs, env=env)
+
+
+@nox.session
+def rivals(session: nox.Session) -> None:
+    """Run the programs of docs/coming-from.md for the other libraries, each library in an environment of its own. Arguments go to pytest: -k echo."""
+    install(session, ["test", "rivals"], "echo-core[tcp,testing]")
+    env = {
+        "RIVAL_REVERB_PYTHON": reverb(session),
+        "RIVAL_TORCHRL_PYTHON": environment(session, "torchrl", "torchrl>=0.14.1"),
+        "RIVAL_STABLE_BASELINES3_PYTHON": environment(session, "sb3", "stable-baselines3>=2.4", "gymnasium>=1.0"),
+        "RIVAL_TRANSFER_QUEUE_PYTHON": environment(session, "transferqueue", *TRANSFERQUEUE),
+    }
+    session.run("python", "-m", "pytest", "tests/docs/test_coming_from.py", *session.posargs, env=env)
 
 
 @nox.session
@@ -172,7 +191,8 @@ def adapters(session: nox.Session) -> None:
     install(session, ["test", "environments"], "echo-core[all,ipc,es,rl,testing]", "echo-es[evosax]", "echo-adapters[jax,gymnasium,sb3]")
     session.install("transformers", "safetensors", "openai", "gguf")
     systems = ["systems/echo_ipc/tests", "systems/echo_es/tests/strategies", "systems/echo_rl/tests"]
-    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", *systems, "tests/docs/test_snippets.py"]), env={"OMP_NUM_THREADS": "1"})
+    pages = ["tests/docs/test_snippets.py", "tests/docs/test_coming_from.py"]
+    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", *systems, *pages]), env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

@@ -45,26 +45,25 @@ def draw(results: Results, path: Path) -> None:
     """Write the picture of a result file as PNG. Draws whatever of the panels has figures."""
     panels = [(title, [n for n, c in results.cases.items() if c["mode"] in modes and _any(results, n)]) for title, modes in PANELS]
     panels = [(title, names) for title, names in panels if names]
-    columns = min(2, max(1, len(panels)))  # more would be too small to read on a phone
-    rows = -(-max(1, len(panels)) // columns)
-    height = 3.6 * rows + 1.2
+    rows = max(1, len(panels))  # one below the other: side by side, their letters would be too small to read on a phone
+    height = 2.9 * rows + 1.75
     with plt.rc_context(style()):
-        figure, axes = plt.subplots(rows, columns, figsize=(4.8 * columns, height), squeeze=False)
+        figure, axes = plt.subplots(rows, 1, figsize=(5.6, height), squeeze=False)
         for axis, (title, names) in zip(axes.flat, panels, strict=False):
             _panel(axis, results, title, names)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
         machine = results.content["machine"]
-        figure.tight_layout(rect=(0, 0, 1, 1 - 1.15 / height), h_pad=2.2, w_pad=2.0)
-        figure.suptitle("Replay tables: Echo and what one would use otherwise", x=0.012, y=1 - 0.16 / height, ha="left", va="top",
-                        fontsize=14, fontweight="bold")  # fmt: skip
-        figure.text(0.012, 1 - 0.5 / height, f"{machine['cpu']}, {machine['cores']} cores · Python {machine['python']} · medians, lines "
-                    "span the quartiles · × says how many times better Echo is", va="top", fontsize=8.5, color="#57606a")  # fmt: skip
+        figure.tight_layout(rect=(0, 0, 1, 1 - 1.7 / height), h_pad=2.0)
+        figure.suptitle("Replay tables: Echo and alternatives", x=0.02, y=1 - 0.16 / height, ha="left", va="top", fontsize=14, fontweight="bold")
+        about = f"{machine['cpu']}, {machine['cores']} cores · Python {machine['python']}"
+        signs = "medians, lines span the quartiles\n× says how many times better Echo is"
+        figure.text(0.02, 1 - 0.5 / height, f"{about}\n{signs}", va="top", fontsize=9.5, color="#57606a")
         handles = [Rectangle((0, 0), 1, 1, fc=COLOURS[s], ec="white") for s in results.systems]
         labels = [s if s in ("memcpy", "rows", "echo-remote") else f"{s} {results.content['systems'][s]}" for s in results.systems]
         if handles:
-            figure.legend(handles, labels, loc="upper left", ncols=len(handles), frameon=False, fontsize=8.5,
-                          columnspacing=1.2, handlelength=1.4, bbox_to_anchor=(0.003, 1 - 0.7 / height))  # fmt: skip
+            figure.legend(handles, labels, loc="upper left", ncols=min(4, len(handles)), frameon=False, fontsize=9.5,
+                          columnspacing=1.0, handlelength=1.2, bbox_to_anchor=(0.003, 1 - 1.1 / height))  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -88,11 +87,11 @@ def _panel(axis: Axes, results: Results, title: str, names: list[str]) -> None:
             low.append(figure.median)
             ratio = bars.times(results, name, system)
             text = number(figure.median) if system == bars.OURS or ratio is None else factor(ratio)
-            axis.annotate(text, (x, figure.q3), (0, 3), textcoords="offset points", ha="center", fontsize=7.5, color=INK,
+            axis.annotate(text, (x, figure.q3), (0, 3), textcoords="offset points", ha="center", fontsize=9 if len(names) < 4 else 8, color=INK,
                           fontweight="bold" if system == bars.OURS else None, zorder=4)  # fmt: skip
-    axis.set_xticks(range(len(names)), [_label(results, name) for name in names], fontsize=8)
+    axis.set_xticks(range(len(names)), [_label(results, name) for name in names], fontsize=9.5)
     axis.set_title(title)
-    axis.set_ylabel(results.metric(names[0]).unit, fontsize=8)
+    axis.set_ylabel(results.metric(names[0]).unit, fontsize=9.5)
     axis.set_yscale("log")
     axis.set_ylim(min(low) / 4, max(top) * 3)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))

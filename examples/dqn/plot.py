@@ -71,4 +71,4 @@ def _first(axis: Any, runs: list[Run], names: list[str], target: float) -> None:
         times = [longest * 1.06 if (steps := reached(run, target)) is None else steps for run in mine]
         axis.hlines(np.median(times), at - 0.28, at + 0.28, color=COLOURS[name], linewidth=2, zorder=2)
     axis.set_xticks(range(len(names)), names)
-    axis.set(title=f"Transitions until {target:g} (line: median)", ylim=(0, longest * 1.12))
+    axis.set(title=f"Transitions until {target:g} (line: median; hollow: never)", ylim=(0, longest * 1.12))

@@ -47,6 +47,8 @@ def test_certificates_are_made_used_and_renewed(echoctl, tmp_path: Path) -> None
 def test_what_cannot_be_done_is_named(echoctl, tmp_path: Path) -> None:
     one, other = Authority.create(tmp_path / "one"), Authority.create(tmp_path / "other")
     made = one.issue("worker-3")
+    beside = one.directory.parent / "with a space"
+    assert f"--host NAME --authority '{beside}'" in echoctl("tls", "authority", "--authority", beside).out, "the next command is for the same folder"
     assert "already holds an authority" in echoctl("tls", "authority", "--authority", one.directory).err
     assert "does not hold an authority" in echoctl("tls", "client", "x", "--authority", tmp_path / "nowhere").err
     foreign = echoctl("tls", "renew", made.certificate, "--authority", other.directory)

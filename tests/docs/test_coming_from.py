@@ -1,12 +1,19 @@
-"""docs/coming-from.md: each line of Echo in its tables is part of a program that the tests of the pages run."""
+"""docs/coming-from.md: each line of Echo in its tables is part of a program that the tests of the pages run, and the other libraries' programs run."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROGRAMS = re.compile(r"^```python.*?\n(.*?)^```$", re.M | re.S)
+RIVALS = dict(re.findall(r"^```python rival=(\w+)\n(.*?)^```$", (DOCS / "coming-from.md").read_text(), re.M | re.S))
 #: Words and outlines, which are no lines of code.
 OUTLINES = {"Server(...).restore(folder)", "server.publish(...)", 'transport="tcp://..."', "torch.from_numpy(leaf)"}
 
@@ -20,3 +27,21 @@ def test_every_line_of_the_tables_is_run() -> None:
     # A table shows the plainest call; the program may add arguments at its end.
     unknown = [line for line in lines if line not in OUTLINES and line.rstrip(")") not in programs]
     assert not unknown, "not in a program of the page:\n" + "\n".join(unknown)
+
+
+def test_each_section_has_the_other_librarys_program() -> None:
+    sections = re.findall(r"^## ", (DOCS / "coming-from.md").read_text(), re.M)
+    assert len(RIVALS) == len(sections) and set(RIVALS) == {"reverb", "torchrl", "stable_baselines3", "transfer_queue", "echo"}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("library", RIVALS)
+def test_the_other_librarys_program_runs(library: str, tmp_path: Path) -> None:
+    """In the environment that ./dev rivals has made for it, or in this one, if the library is here."""
+    python = os.environ.get(f"RIVAL_{library.upper()}_PYTHON")
+    if python is None and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    program = tmp_path / "page.py"
+    program.write_text(RIVALS[library])
+    done = subprocess.run([python or sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=560, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +53,9 @@ def authority(folder: Path | None, days: float, as_json: bool) -> int:
     if as_json:
         print_json({"authority": str(made.certificate)})
     else:
-        click.echo(f"{made.certificate}\non every machine, learner: tls_client_authority, workers: tls_authority\nnext: echoctl tls server learner --host NAME")
+        here = f" --authority {shlex.quote(str(folder))}" if folder else ""
+        click.echo(f"{made.certificate}\nfor workers: tls_authority; for a learner that asks workers for certificates: tls_client_authority")
+        click.echo(f"next: echoctl tls server learner --host NAME{here}")
     return 0
 
 

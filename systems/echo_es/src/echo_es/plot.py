@@ -48,14 +48,15 @@ def plot_learning(
     axis.plot(epochs, best, color=_GREY, linewidth=1.2, label="best")
     if centre:
         axis.plot(list(centre), list(centre.values()), color=_GREEN, linewidth=1.8, marker="o", markersize=3, label="centre")
-    for epoch, text in (events or {}).items():
+    for number, (epoch, text) in enumerate(sorted((events or {}).items())):
         axis.axvline(epoch, color=_INK, linewidth=0.8, linestyle=":")
-        where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (3, 0), "textcoords": "offset points", "rotation": 90, "va": "top"}
-        axis.annotate(text, (epoch, 0.99), fontsize=9, color=_INK, **where)
+        # Above the axes no curve can cross it, and two rows keep neighbours apart.
+        where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 4 + 13 * (number % 2)), "textcoords": "offset points"}
+        axis.annotate(text, (epoch, 1.0), fontsize=9, color=_INK, ha="center", va="bottom", annotation_clip=False, **where)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("epoch")
     axis.set_ylabel("reward")
-    axis.set_title(title)
+    axis.set_title(title, pad=8 + 13 * min(len(events or {}), 2))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color=_FAINT, linewidth=0.6)
     axis.set_axisbelow(True)
