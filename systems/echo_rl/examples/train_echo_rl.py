@@ -82,7 +82,8 @@ def main() -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Train as the arguments say."""
-    preset = {"learning_starts": 0, "actor_processes": 3 if given.task in PRESETS else 2, "env_name": given.task, **PRESETS.get(given.task, {"total_timesteps": 100_000})}
+    actors = 3 if given.task in PRESETS else 2
+    preset = {"learning_starts": 0, "actor_processes": actors, "env_name": given.task, **PRESETS.get(given.task, {"total_timesteps": 100_000})}
     names = ("backbone", "num_actors", "actor_processes", "num_learners", "batch_size", "transport", "eta", "seed", "device", "max_steps", "output_dir")
     fields = {f"rl.{name}": getattr(given, name) for name in names if getattr(given, name) is not None}
     fields |= {} if given.timesteps is None else {"rl.total_timesteps": given.timesteps}
