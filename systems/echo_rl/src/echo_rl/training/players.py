@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from echo_rl.backbones import Usage, backbone
+from echo_rl.core import PlanningConfig
 from echo_rl.environments.proposals import ProposalsConfig, Proposer
-from echo_rl.rollouts.acting import Acting
-from echo_rl.rollouts.text_policy import text_of
-
-if TYPE_CHECKING:
-    from echo_rl.training.segment_training import SegmentTraining
-    from echo_rl.training.token_training import TokenTraining
+from echo_rl.rollouts.acting import Acting, Spaces
+from echo_rl.rollouts.text_policy import TextRules, text_of
 
 __all__ = ["Player", "ProposalPlayer", "SegmentPlayer", "TokenPlayer"]
 
@@ -41,9 +39,8 @@ class SegmentPlayer:
 
     cost = 0.0
 
-    def __init__(self, training: SegmentTraining) -> None:
-        self._weights, self._first = training.weights(), training.spaces.first
-        self._acting = Acting(training.spaces, 1, training.config.planning)
+    def __init__(self, weights: Mapping[str, Any], spaces: Spaces, planning: PlanningConfig | None) -> None:
+        self._weights, self._first, self._acting = weights, spaces.first, Acting(spaces, 1, planning)
         self.usage = Usage()
 
     def begin(self) -> None:
@@ -61,10 +58,9 @@ class TokenPlayer:
 
     cost = 0.0
 
-    def __init__(self, training: TokenTraining) -> None:
-        rules = training.rules
-        self._rules, self._tokenizer, self._ends, self._name = rules, rules.tokenizer(), rules.ends(), training.config.env_name
-        self._engine = rules.engine(training.learner.model.weights(), 0)
+    def __init__(self, weights: Mapping[str, Any], rules: TextRules) -> None:
+        self._rules, self._tokenizer, self._ends, self._name = rules, rules.tokenizer(), rules.ends(), rules.environment
+        self._engine = rules.engine(weights, 0)
         self._known: list[int] = []
         self.usage = Usage()
 
@@ -88,8 +84,8 @@ class TokenPlayer:
 class ProposalPlayer:
     """A small policy that chooses among the actions that a language model proposes. It plays in the text environment itself."""
 
-    def __init__(self, training: SegmentTraining, config: ProposalsConfig) -> None:
-        self._policy, self._proposer = SegmentPlayer(training), Proposer(config, backbone(config.backbone))
+    def __init__(self, policy: SegmentPlayer, config: ProposalsConfig) -> None:
+        self._policy, self._proposer = policy, Proposer(config, backbone(config.backbone))
 
     @property
     def usage(self) -> Usage:

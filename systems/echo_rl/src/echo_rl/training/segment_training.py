@@ -178,9 +178,8 @@ class SegmentTraining:
 
     def player(self) -> SegmentPlayer | ProposalPlayer:
         """See ``EchoRLTrainer.player``."""
-        if self.config.env_name == PROPOSALS:
-            return ProposalPlayer(self, ProposalsConfig(**self.config.env_options))
-        return SegmentPlayer(self)
+        policy = SegmentPlayer(self.weights(), self.spaces, self.config.planning)
+        return ProposalPlayer(policy, ProposalsConfig(**self.config.env_options)) if self.config.env_name == PROPOSALS else policy
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs. Episodes that are being played are not in it, nor are the segments of the replay."""

@@ -141,7 +141,7 @@ class TokenTraining:
 
     def player(self) -> TokenPlayer:
         """See ``EchoRLTrainer.player``."""
-        return TokenPlayer(self)
+        return TokenPlayer(self.learner.model.weights(), self.rules)
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs."""
