@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ __all__ = ["BROWSERS", "DRIVERS", "Browser"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVERS = ("chromedriver", "chromium.chromedriver")
 START = 60
-"""Seconds in which the browser has to start. Later calls are ended by the driver before, after their own time."""
+"""Seconds in which the browser has to start."""
+_LATE = 2.0  # seconds after its time in which the driver can end a call itself
 #: Waits until its input ends, which it does when the process that holds the other end is gone, and then ends the driver's group of processes.
 _WATCH = 'read -r line; kill -9 "-$1" 2>/dev/null; rm -rf -- "$2"'
 
@@ -60,8 +63,8 @@ class Browser:
         self._service = service(driver_program, popen_kw={"start_new_session": True})
         try:
             self._service.start()
-            self._group = self._service.process.pid
-            self._watch = subprocess.Popen(["/bin/sh", "-c", _WATCH, "sh", str(self._group), self._folder], stdin=subprocess.PIPE, start_new_session=True)
+            group = str(self._service.process.pid)
+            self._watch = subprocess.Popen(["/bin/sh", "-c", _WATCH, "sh", group, self._folder], stdin=subprocess.PIPE, start_new_session=True)
             remote: Any = importlib.import_module("selenium.webdriver.remote.client_config").ClientConfig
             config = remote(remote_server_addr=self._service.service_url, timeout=int(timeout) + START)
             base: Any = importlib.import_module("selenium.webdriver.remote.webdriver").WebDriver
@@ -97,25 +100,23 @@ class Browser:
         """End the driver, the browser and all that they have started."""
         driver, self._driver = self._driver, None
         if driver is not None:
-            try:
+            with suppress(Exception):  # a browser that does not end by itself is killed
                 driver.quit()
-            except Exception:
-                pass  # What does not end by itself is killed.
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.communicate()
         process = getattr(self._service, "process", None)
         if process is not None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # It has ended already.
+            self._kill()
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _call(self, what: str, call: Any) -> Any:
         if self._driver is None:
             raise EnvironmentFailure("miniwob: the browser has ended; make another environment")
+        # The driver cannot end a script that never returns to the page's loop.
+        hangs = threading.Timer(self._timeout + _LATE, self._kill)
+        hangs.start()
         try:
             return call(self._driver)
         except Exception as error:
@@ -123,6 +124,12 @@ class Browser:
             self.close()
             words = (str(error) or repr(error)).splitlines()[0][:300]
             raise EnvironmentFailure(f"miniwob: {what} failed, and the browser is closed: {words}") from error
+        finally:
+            hangs.cancel()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # it has ended already
+            os.killpg(self._service.process.pid, signal.SIGKILL)
 
 
 def _program(field: str, wanted: str | None, *names: str) -> str:
