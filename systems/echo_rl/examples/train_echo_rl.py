@@ -21,6 +21,7 @@ from typing import Any
 
 from echo_core import EchoError
 from echo_rl import EchoRLTrainer, TrainingConfig, TrainingMetrics
+from echo_rl.backbones import BackboneUnavailable
 
 # What the two small tasks need to be learned within a minute. Options of the command line and the file win over these.
 DIGITS: dict[str, Any] = {
@@ -49,7 +50,7 @@ REACHED = {"digits": ("success_rate", 0.9), "gym:CartPole-v1": ("avg_reward", 47
 
 
 def main() -> int:
-    """Train, print, draw. Return 1 if a target was not reached."""
+    """Train, print, draw. Return 1 if a target was not reached, and 2 if nothing was trained: the output says why."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="rl.FIELD=VALUE", help="single fields of TrainingConfig")
     parser.add_argument("--task", default="digits", help="the environment, such as digits or gym:CartPole-v1")
@@ -76,7 +77,8 @@ def main() -> int:
     try:
         return run(given)
     except EchoError as error:
-        print(f"train_echo_rl: {error}", file=sys.stderr)
+        missing = isinstance(error.__cause__, BackboneUnavailable | ImportError)  # a key or a package
+        print(f"train_echo_rl: {'not run: ' if missing else ''}{error}", file=sys.stderr)
         return 2
 
 

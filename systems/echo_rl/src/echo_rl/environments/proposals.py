@@ -115,17 +115,20 @@ class ProposalsEnvironment:
         observation_space, action_space: Gymnasium's spaces.
 
     Raises:
-        ConfigError: the language model is unknown, or lacks a key or a library.
+        ConfigError: the language model is unknown, or lacks a key or a library; or Gymnasium is not installed.
     """
 
     def __init__(self, config: ProposalsConfig) -> None:
         self.config = config
+        try:
+            spaces = importlib.import_module("gymnasium.spaces")
+        except ImportError as error:
+            raise ConfigError(f"backbone {config.backbone!r}: a policy over its proposals needs Gymnasium: pip install gymnasium") from error
         self._environment = make_environment(config.task, **config.options)
         try:
             self._proposer = Proposer(config, backbone(config.backbone))
         except (BackboneUnavailable, ImportError, OSError) as error:
             raise ConfigError(f"backbone {config.backbone!r}: {error}") from error
-        spaces = importlib.import_module("gymnasium.spaces")
         self.observation_space = spaces.Box(-1.0, 1.0, ((1 + config.count) * config.width,), np.float32)
         self.action_space = spaces.Discrete(config.count)
         self._offered: Proposals | None = None

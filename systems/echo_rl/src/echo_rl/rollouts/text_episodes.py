@@ -182,14 +182,15 @@ class TextEpisodes:
 
     def _reset(self, episode: Episode) -> None:
         assert episode.environment is not None
-        episode.prompt = self._read(episode, episode.environment.reset(episode.task))
-        if not episode.prompt:
+        prompt = self._read(episode, episode.environment.reset(episode.task))
+        if not prompt:
             raise EnvironmentFailure(f"environment {self.rules.environment}: the observation of reset({episode.task}) is an empty text")
-        if len(episode.prompt) >= self._shape.context:
+        if len(prompt) >= self._shape.context:
+            hint = "; raise model.context" if self.rules.folder is None else ""
             raise EnvironmentFailure(
-                f"environment {self.rules.environment}: the first observation has {len(episode.prompt)} tokens, and the model's context is "
-                f"{self._shape.context}"
+                f"environment {self.rules.environment}: the first observation has {len(prompt)} tokens, and the model's context is {self._shape.context}{hint}"
             )
+        episode.prompt = prompt  # only now: no record could hold a longer one
 
     def _read(self, episode: Episode, observation: object) -> list[int]:
         assert episode.environment is not None

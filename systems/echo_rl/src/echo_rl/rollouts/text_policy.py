@@ -55,7 +55,7 @@ class SmallModel:
     heads: int = 4
     width: int = 64
     inner: int = 128
-    context: int = 256
+    context: int = 2048  # the first observations of the five tasks of Echo-RL have up to 1 200 characters
     alphabet: str | None = None
     scale: float = 0.15
 
