@@ -76,6 +76,14 @@ def test_an_episode_ends_at_its_most_steps_and_at_the_context() -> None:
     tight.close()
 
 
+def test_a_first_observation_that_the_context_cannot_hold_is_a_fault_that_the_schema_can_hold() -> None:
+    collector = TokenCollector(rules("test-sums", small=SmallModel(layers=1, heads=2, width=16, inner=16, context=2, alphabet="abc:")))
+    batch, columns = collect(collector, 1)  # the prompt has three tokens
+    assert len(batch.prompts) == len(batch.tokens) == 0 and (batch.finish == FINISH_REASONS.index("error")).all()
+    assert "the first observation has 3 tokens, and the model's context is 2; raise model.context" in bytes(columns["fault"]).decode()
+    collector.close()
+
+
 def test_draws_depend_on_the_task_and_the_attempt_only() -> None:
     """Alone, a ticket's log-probabilities are the same bit by bit, whatever the actor did before."""
     fresh, used = (TokenCollector(rules("test-sums", alone=True)) for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,8 +132,11 @@ def test_fewer_proposals_are_filled_up(chat: Any) -> None:
     proposer.model.close()
 
 
-def test_what_is_missing_is_said_before_the_run(chat: Any) -> None:
+def test_what_is_missing_is_said_before_the_run(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="backbone 'gpt-4o': gpt-4o needs OPENAI_API_KEY"):
         EchoRLTrainer(TrainingConfig("doors", 1_000, backbone="gpt-4o", **RUN))
     with pytest.raises(ConfigError, match="algorithm='grpo' trains language models"):
         EchoRLTrainer(TrainingConfig("doors", 1_000, backbone="chat", algorithm="grpo", **RUN))
+    monkeypatch.setitem(sys.modules, "gymnasium.spaces", None)
+    with pytest.raises(ConfigError, match="backbone 'chat': a policy over its proposals needs Gymnasium: pip install gymnasium"):
+        EchoRLTrainer(TrainingConfig("doors", 1_000, backbone="chat", **RUN))
