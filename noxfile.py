@@ -39,6 +39,13 @@ def liveview(session: nox.Session) -> None:
 
 
 @nox.session
+def dashboard(session: nox.Session) -> None:
+    """Draw the pictures of the Grafana dashboard, from runs of two examples. It needs the program prometheus. Arguments go to `python tools/dashboard.py`."""
+    install(session, ["demo"], "echo-core[tcp,metrics]")
+    session.run("python", "tools/dashboard.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Compare Echo with its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`, or `replay`."""
     replay = session.posargs[:1] == ["replay"]

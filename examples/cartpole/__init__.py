@@ -10,5 +10,6 @@ Experience travels up and weights travel down through Echo. The modules, in read
 * `network` and `algorithm`: the learning.
 * `job`: the learner's loop, which shows best how Echo is used.
 * `monitor`: the measurements.
+* `figures`: the measurements of the server, for Prometheus.
 * `view`, `chart` and `plot`: the display.
 """

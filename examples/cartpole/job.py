@@ -23,6 +23,7 @@ from echo_core import EchoError, EchoTimeoutError, Server
 from echo_core.plugins.discovery import transport_class
 
 from .algorithm import Learner, Settings
+from .figures import exported
 from .fleet import Fleet, FleetError
 from .monitor import Monitor
 from .network import ActorCritic
@@ -70,6 +71,7 @@ def run(options: Options, view: Callable[[Options, str], View] = open_view) -> O
         with open_server(options) as server:
             monitor = Monitor(options, server.spec.sample_bytes)
             with (
+                exported(server, options.metrics_port),
                 view(options, str(server.address)) as shown,
                 Fleet(str(server.address), options) as fleet,
                 monitor.remarks(),
@@ -86,7 +88,7 @@ def run(options: Options, view: Callable[[Options, str], View] = open_view) -> O
                     server.close(timeout=_FAREWELL)  # ends the job, so workers end; the fleet waits for them
     except KeyboardInterrupt:
         interrupted = True
-    except (EchoError, FleetError, OSError) as error:
+    except (EchoError, FleetError, ImportError, OSError) as error:
         trouble = f"{type(error).__name__}: {error}"
     if monitor is None:
         print(f"cartpole: {trouble or 'interrupted'}", file=sys.stderr)

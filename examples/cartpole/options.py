@@ -25,6 +25,7 @@ class Options:
     view: bool = True
     plot: Path | None = Path("out/cartpole.png")
     seed: int = 0
+    metrics_port: int | None = None  # of loopback, where Prometheus finds the figures; None: nowhere
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -69,6 +70,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--no-view", dest="view", action="store_false", help="plain lines, no live view")
     add("--plot", type=Path, default=defaults.plot, metavar="PATH", help="default: %(default)s")
     add("--no-plot", dest="plot", action="store_const", const=None, help="draw no plot")
+    add("--metrics-port", type=_positive(int), metavar="PORT", help="serve figures for Prometheus at this port of loopback; it needs echoctl")
     add("--seed", type=int, default=defaults.seed, metavar="N")
     return Options(**vars(parser.parse_args(arguments)))
 

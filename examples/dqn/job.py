@@ -20,6 +20,7 @@ import numpy as np
 
 from echo_core import EchoError, EchoTimeoutError, NStep, SamplesPerInsert, Server, Table
 
+from ..cartpole.figures import exported
 from ..cartpole.fleet import Fleet, FleetError
 from . import worker
 from .agent import Agent, Settings
@@ -56,7 +57,7 @@ def run(options: Options) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (EchoError, FleetError, OSError) as error:
+    except (EchoError, FleetError, ImportError, OSError) as error:
         print(f"dqn: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     best = max(done.returns, default=0.0)
@@ -90,12 +91,12 @@ def learn(options: Options, told: Told = lambda run: None) -> Run:
     """Do one run with its own server and workers; `told` is called after each evaluation.
 
     Raises:
-        EchoError, FleetError, OSError: it cannot run.
+        EchoError, FleetError, ImportError, OSError: it cannot run.
     """
     with Server(tables=[table(options)], batch_size=options.batch, transport=options.transport) as server:
         agent = Agent(OBSERVATIONS, ACTIONS, Settings(), seed=options.seed)
         server.publish(_weights(agent, EXPLORE[0]))
-        with Fleet(str(server.address), options, worker.main) as fleet:
+        with exported(server, options.metrics_port), Fleet(str(server.address), options, worker.main) as fleet:
             try:
                 return _learn(server, fleet, agent, options, told)
             finally:

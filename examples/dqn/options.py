@@ -27,6 +27,7 @@ class Options:
     steps: int = 30_000  # transitions inserted, after which the run ends
     target: float = 450.0  # mean return of an evaluation that counts as learned; 0: play all steps
     seed: int = 0
+    metrics_port: int | None = None  # of loopback, where Prometheus finds the figures; None: nowhere
     compare: bool = False
     seeds: int = 5  # seeds of a comparison
     out: Path = Path("out/dqn")
@@ -54,6 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--envs", type=_whole, default=defaults.envs, metavar="N", help="per worker")
     add("--steps", type=_whole, default=defaults.steps, metavar="N", help="transitions to play (default: %(default)s)")
     add("--target", type=float, default=defaults.target, metavar="RETURN", help="end once an evaluation reaches this mean return; 0: never")
+    add("--metrics-port", type=_whole, metavar="PORT", help="serve figures for Prometheus at this port of loopback; it needs echoctl")
     add("--seed", type=int, default=defaults.seed, metavar="N")
     add("--compare", action="store_true", help="run every sampler with several seeds and all steps; saves a plot and the results")
     add("--seeds", type=_whole, default=defaults.seeds, metavar="N", help="seeds of a comparison (default: %(default)s)")

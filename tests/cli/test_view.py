@@ -56,7 +56,7 @@ def test_the_view_says_who_waits_for_weights_and_what_helps() -> None:
         until(lambda: watcher.look(server.stats()).workers[0].state == "waiting for weights", "it waits")
         time.sleep(1.1)  # the view calls a learner waiting that has taken no batch for a second
         (said,) = watcher.look(server.stats()).waits
-        assert "it waits for workers: 1 connected, 1 waiting for weights; the learner has to call publish()" in said
+        assert said == "the learner waits for workers: 1 connected, 1 waiting for weights; the learner has to call publish(); no batch was taken yet"
         server.publish(EXAMPLE)
         call.result()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ if str(ROOT) not in sys.path:
 
 from echo_core import Client, EchoError, Server  # noqa: E402
 from echo_core.wire.peer import Peer  # noqa: E402
+from echo_testing.ports import free_port  # noqa: E402
 from examples.cartpole import algorithm, monitor, network, rollout, worker  # noqa: E402
 from examples.cartpole.job import open_server  # noqa: E402
 from examples.cartpole.options import Options  # noqa: E402
@@ -251,6 +253,17 @@ def test_workers_end_when_the_learner_is_killed(start) -> None:  # type: ignore[
     job.process.kill()
     job.end()
     assert job.left_behind() == []
+
+
+@pytest.mark.needs("echoctl")
+def test_prometheus_finds_figures_at_the_port(start) -> None:  # type: ignore[no-untyped-def]
+    port = free_port()
+    job = start("--workers", "1", "--seconds", "60", "--target", "0", "--no-plot", "--metrics-port", str(port))
+    job.until(r"return +[1-9]")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        assert re.search(r"^echo_store_samples_inserted_total [1-9]", answer.read().decode(), re.M)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.text
 
 
 def test_it_says_what_is_wrong(start) -> None:  # type: ignore[no-untyped-def]

@@ -196,6 +196,7 @@ def _waits(stats: Stats, workers: list[WorkerRow], tables: list[TableRow], quiet
     for worker in workers:
         if worker.state == "half a message":
             said.append((worker.since, f"the learner waits for the rest of a message of {worker.name}, for {worker.since:.1f} s"))
+    taken = f"the last batch was taken {quiet:.0f} s ago or more" if stats["store/batches_taken_total"] else "no batch was taken yet"
     if not tables and not blocked and not hoarded and stored < batch and quiet >= 1:
         newest = int(stats["weights/version"])
         unpublished = [worker for worker in workers if worker.state == "waiting for weights" and worker.weights_version == newest]
@@ -203,5 +204,5 @@ def _waits(stats: Stats, workers: list[WorkerRow], tables: list[TableRow], quiet
         if unpublished:
             newer = f" newer than version {newest}" if newest else ""
             whom = f"{len(workers)} connected, {len(unpublished)} waiting for weights{newer}; the learner has to call publish()"
-        said.append((quiet, f"the learner can have no batch: it waits for workers: {whom}; the last was taken {quiet:.0f} s ago or more"))
+        said.append((quiet, f"the learner waits for workers: {whom}; {taken}"))
     return [text for _, text in sorted(said, key=lambda item: -item[0])]

@@ -119,6 +119,7 @@ def run(given: argparse.Namespace) -> int:
     if given.resume and checkpoint is not None and checkpoint.exists():
         trainer.restore(checkpoint)
         print(f"goes on from {checkpoint}: {trainer.metrics.updates} updates, {trainer.metrics.steps} steps")
+    print(f"{config.env_name} by {config.algorithm.upper()}: {config.processes} actors start; the first update comes when they have made a batch", flush=True)
     metrics = asyncio.run(trainer.train())
     print(
         f"{metrics.updates} updates, {metrics.steps} steps, {metrics.episodes} episodes in {metrics.seconds:.1f} s with {config.processes} actors over "
