@@ -11,7 +11,7 @@ from echo_rl import environments
 from echo_rl.evaluation import baselines
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = {"rl-engine.md": 4, "rl-environments.md": 3, "rl-benchmark.md": 2}
+PAGES = {"rl-engine.md": 4, "rl-environments.md": 4, "rl-benchmark.md": 2}
 BLOCKS = [(page, *block) for page in PAGES for block in re.findall(r"^```python needs=(\w+)\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)]
 
 

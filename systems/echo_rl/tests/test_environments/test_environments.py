@@ -10,6 +10,7 @@ import pytest
 from echo_core import ConfigError
 from echo_rl import environments
 from echo_rl.environments import EnvironmentFailure, make_environment, register_environment
+from echo_rl.environments.digits import DigitsConfig, DigitsEnvironment
 
 
 class Scripted:
@@ -58,6 +59,15 @@ def test_only_places_that_are_right_count() -> None:
     exact = make_environment("digits", reward="exact")
     exact.reset(seed=0)
     assert exact.step(right[:-1]).reward == 0.0
+
+
+def test_random_digits_have_the_right_shape() -> None:
+    environment = DigitsEnvironment(DigitsConfig(length=5, base=3))
+    rng = np.random.default_rng(0)
+    answers = [environment.sample(rng) for _ in range(50)]
+    assert all(len(answer) == 5 and set(answer) <= set("012") for answer in answers) and set("".join(answers)) == set("012")
+    again = np.random.default_rng(0)
+    assert answers == [environment.sample(again) for _ in range(50)] and len(set(answers)) > 25
 
 
 def test_any_id_of_gymnasium() -> None:

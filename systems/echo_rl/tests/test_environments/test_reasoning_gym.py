@@ -47,6 +47,12 @@ def test_the_oracle_solves_it_and_other_answers_do_not(name: str) -> None:
     assert successes(task, "random", episodes) <= 0.5  # some have two or three possible answers
 
 
+def test_the_page_names_every_task_that_is_refused() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "rl-environments.md").read_text()
+    (sentence,) = re.findall(r"Eight tasks cannot be played:.*?\.\s", page, re.S)
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(REFUSED) and len(REFUSED) == 8
+
+
 @library
 def test_far_seeds_share_no_questions() -> None:
     task = make_environment("rg:chain_sum", options={"min_terms": 6, "max_terms": 6, "min_digits": 4, "max_digits": 4})

@@ -65,3 +65,7 @@ class DigitsEnvironment:
     def solve(self) -> str:
         """The right answer of this episode, for the baseline ``oracle``."""
         return self._answer
+
+    def sample(self, rng: np.random.Generator) -> str:
+        """``length`` random digits below ``base``, for the baseline ``random``."""
+        return "".join(map(str, rng.integers(0, self.config.base, self.config.length).tolist()))
