@@ -159,7 +159,7 @@ def draw(panels: list[dict[str, Any]], series: list[Series], title: str, path: P
     from PIL import Image
 
     rows = len({panel["gridPos"]["y"] for panel in panels}) if columns > 1 else len(panels)
-    height = rows * (width / columns) * (0.56 if columns > 1 else 0.43) + 0.5
+    height = rows * (width / columns) * (0.64 if columns > 1 else 0.43) + 0.5
     pyplot.rcParams.update({"font.size": size, "text.color": TEXT, "xtick.color": TEXT, "ytick.color": TEXT})
     figure, grid = pyplot.subplots(rows, columns, figsize=(width, height), facecolor=BACK, squeeze=False, layout="constrained")
     figure.suptitle(title, fontsize=size + 2)
@@ -203,7 +203,7 @@ def main() -> None:
         series = record(arguments.seconds, panels)
         if arguments.keep is not None:
             arguments.keep.write_text(json.dumps(series))
-    for name, columns, width, size in (("grafana.png", 3, 13.0, 9.0), ("grafana-narrow.png", 1, 4.6, 9.0)):
+    for name, columns, width, size in (("grafana.png", 3, 10.5, 9.0), ("grafana-narrow.png", 1, 4.6, 9.0)):
         draw(panels, series, dashboard["title"], PICTURES / name, columns, width, size)
         print(PICTURES / name)
 

@@ -2,7 +2,7 @@
 
     python tools/liveview.py [--seconds S] [--target RETURN] [--out FILE]
 
-Like the demo, it needs echo-core[tcp], gymnasium and rich. `nox -s liveview` installs them first.
+Like the demo, it needs echo-core[tcp], gymnasium and rich. `./dev liveview` installs them first.
 """
 
 from __future__ import annotations
