@@ -18,7 +18,7 @@ pytest.importorskip("gymnasium")
 from echo_core import ConfigError  # noqa: E402
 from echo_rl import EchoRLTrainer, TrainingConfig, backbones, environments  # noqa: E402
 from echo_rl.backbones import Prices, backbone, register_backbone  # noqa: E402
-from echo_rl.core import ExecutionConfig, PlanningConfig, PPOConfig  # noqa: E402
+from echo_rl.core import ExecutionConfig, PPOConfig  # noqa: E402
 from echo_rl.environments import register_environment  # noqa: E402
 from echo_rl.environments.proposals import ProposalsConfig, Proposer  # noqa: E402
 from echo_rl.evaluation.benchmark import BenchmarkConfig, EchoRLBenchmark  # noqa: E402
@@ -89,12 +89,11 @@ RUN: dict[str, Any] = {
 
 
 def test_a_policy_learns_what_to_choose_and_plays(chat: Any) -> None:
-    """With a plan, it also remembers the first text in the second step; without log-probabilities of the model."""
-    plan = PlanningConfig(embedding_dim=16, layers=1, heads=2, state_window_size=2, learning_rate=5e-3, kl_weight=0.0)
-    trainer = EchoRLTrainer(TrainingConfig("doors", 2_560, backbone="chat", seed=2, evaluation_episodes=24, planning=plan, **RUN))
+    """It needs no log-probabilities of the model."""
+    trainer = EchoRLTrainer(TrainingConfig("doors", 1_024, backbone="chat", seed=2, evaluation_episodes=24, **RUN))
     begun = trainer.player()
     results = trainer.run().evaluation_results
-    assert results["avg_reward"] > 1.7, results  # 2/3 by chance; 1 and 1/3 without a memory
+    assert results["avg_reward"] > 1.1, results  # 2/3 by chance; 1 and 1/3 by the first text alone
     assert not any("logprobs" in body for body in chat.bodies) and chat.bodies[-1]["n"] == 4 and chat.bodies[-1]["max_completion_tokens"] == 8
     scores = []
     for player in (begun, trainer.player()):
@@ -108,7 +107,7 @@ def test_a_policy_learns_what_to_choose_and_plays(chat: Any) -> None:
                 rewards.append(reward)
         scores.append(np.mean(rewards))
         assert player.usage.prompt == 200 and player.usage.made == 40 and player.cost == pytest.approx((200 + 40 * 100) / 1e6)
-    assert scores[1] > 0.85 > scores[0]
+    assert scores[1] > 0.55 > scores[0]
 
 
 def test_the_benchmark_trains_it_and_counts_its_cost(chat: Any, tmp_path: Any) -> None:

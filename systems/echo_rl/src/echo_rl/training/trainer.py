@@ -303,10 +303,11 @@ class EchoRLTrainer:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """The threads of torch: the actors and the other learners have the other cores. In a deterministic run sums have one order."""
+        """The threads of torch: the actors and the other learners have the other cores. In a deterministic run sums have one order, and the sums of a
+        small policy are too short for threads, which would wait for each other for longer than they compute."""
         before = torch.get_num_threads()
         free = (before - self.config.processes) // self.config.num_learners
-        torch.set_num_threads(1 if self.config.deterministic else max(1, free))
+        torch.set_num_threads(1 if self.config.deterministic or isinstance(self._training, SegmentTraining) else max(1, free))
         try:
             yield
         finally:
