@@ -61,7 +61,9 @@ def check(module: TrainableTransformer, requests: list[Request], version: int) -
 def test_a_training_step_is_seen_and_nothing_is_copied(name: str, optimizer: str) -> None:
     module = TrainableTransformer.random(CONFIGS[name], scale=0.3)
     options = {"fused": {"fused": True}, "foreach": {"foreach": True}}.get(optimizer, {})
-    adam = (torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW)(module.parameters(), lr=0.05, **options)
+    # SGD does not bound the size of a step, and with a larger rate these weights grow without end on some processors.
+    kind, rate = (torch.optim.SGD, 1e-3) if optimizer == "sgd" else (torch.optim.AdamW, 0.05)
+    optimiser = kind(module.parameters(), lr=rate, **options)
     shared = SharedModel(module)
     engine = Engine(shared, slots=4, room=16, version=7)
     for version in (7, 8, 9):
@@ -74,7 +76,7 @@ def test_a_training_step_is_seen_and_nothing_is_copied(name: str, optimizer: str
         assert again.cached == len(PROMPTS[0]) - 1 and engine.version == version
         tokens_before = engine.stats()["flushed_tokens"]
         for _ in range(3):
-            step(module, adam, ours)
+            step(module, optimiser, ours)
         late = engine.submit(PROMPTS[0], 2)
         engine.run()
         assert late.cached == 0 and late.versions == [version + 1] * 2 and engine.stats()["flushed_tokens"] > tokens_before
