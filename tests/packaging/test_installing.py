@@ -51,7 +51,7 @@ def test_the_page_names_the_dependencies_of_each_name() -> None:
     ours = {project["name"]: project for project in files}
 
     def needed(requirement: str) -> set[str]:
-        name, _, extras = re.match(r"([\w.-]+)(\[([\w,]+)\])?", requirement).groups(default="")  # type: ignore[union-attr]
+        name, _, extras = re.match(r"([\w.-]+)(\[([\w,-]+)\])?", requirement).groups(default="")  # type: ignore[union-attr]
         if name not in ours:
             return {name}
         chosen = [ours[name]["optional-dependencies"][extra] for extra in filter(None, extras.split(","))]
