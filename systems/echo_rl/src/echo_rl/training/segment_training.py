@@ -126,7 +126,7 @@ class SegmentTraining:
         return figures
 
     def _rollout(self, columns: dict[str, Any], version: int) -> dict[str, Any]:
-        """What the learner is given: the columns, beside them as many segments of the past, and windows in place of states if there are plans."""
+        """The learner's batch: the columns, as many past segments beside them, and windows in place of states if there are plans."""
         if self.replay is not None:
             count = columns["rewards"].shape[1]
             past = self.replay.draw(count) if len(self.replay) else None

@@ -141,7 +141,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         return str(self._entry["answer"])
 
     def sample(self, rng: np.random.Generator) -> str:
-        """The answer to another question of the same task, for the baseline ``random``; where there is none, a number."""
+        """The answer to another question of the same task, for the baseline ``random``, or a number if the library knows no answer."""
         answer = self._chunk(0)[int(rng.integers(CHUNK))]["answer"]
         return str(rng.integers(100)) if answer is None else str(answer)
 
