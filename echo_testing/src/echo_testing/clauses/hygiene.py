@@ -24,14 +24,24 @@ Needs = Callable[[str], None]
 
 
 def leaves_nothing(visit: Callable[[], None], before: int, times: int) -> None:
-    """Fail if `times` visits leave threads or descriptors. `before`: visits that come first, for what is made only once per process."""
+    """Fail if `times` visits leave threads or descriptors. `before`: visits that come first, for what is made only once per process.
+
+    A pool of threads that the whole process shares, such as gRPC's, may grow by a thread in a busy moment and keep it. It doesn't grow without
+    end, so what is left counts only if as many visits again leave something once more."""
     for _ in range(before):
         visit()
-    threads, files = tasks(), descriptors()
-    for _ in range(times):
-        visit()
-    settled(tasks, threads, "threads")
-    settled(descriptors, files, "descriptors")
+    for last in (False, False, True):
+        threads, files = tasks(), descriptors()
+        for _ in range(times):
+            visit()
+        try:
+            settled(tasks, threads, "threads")
+            settled(descriptors, files, "descriptors")
+        except AssertionError:
+            if last:
+                raise
+        else:
+            return
 
 
 @carrier
