@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,45 @@ def test_a_plan_is_saved_and_goes_on(tmp_path: Path) -> None:
     assert other.run().updates == 3
 
 
+def test_replay_is_saved_and_goes_on(tmp_path: Path) -> None:
+    """The segments come back with their scores and the mean plan, and are trained on again."""
+    path = tmp_path / "replay.npz"
+    first = trainer(2, planning=PLAN, algorithm="impala", replay=REPLAY)
+    first.run()
+    first.save(path)
+    other = trainer(3, planning=PLAN, algorithm="impala", replay=REPLAY)
+    other.restore(path)
+    one, two = (training_of(each).replay for each in (first, other))
+    assert one is not None and two is not None and len(one) == len(two) == 8
+    assert np.array_equal(one.buffer.score.average, two.buffer.score.average)
+    drawn = [replay.buffer.sample_batch(64) for replay in (one, two)]
+    assert all(np.array_equal(drawn[0][0][name], drawn[1][0][name]) for name in drawn[0][0]) and np.array_equal(drawn[0][1], drawn[1][1])
+    assert [figures["replay_size"] for figures in other.run().history] == [12]
+    with pytest.raises(ConfigError, match=r"kept with alpha=1\.0, and this run has 0\.5"):
+        trainer(3, planning=PLAN, algorithm="impala", replay=replace(REPLAY, alpha=0.5)).restore(path)
+
+
+def test_a_damaged_replay_is_refused_and_changes_nothing() -> None:
+    training = training_of(trainer(planning=PLAN, algorithm="impala", replay=REPLAY))
+    replay, names = training.replay, ("states", "next_states", "actions", "log_probs", "rewards", "terminated", "truncated", "mask", "began", "history")
+    assert replay is not None
+    (record,) = segments(training, 1)
+    replay.add({name: record[name] for name in names}, 0)
+    whole = replay.state()
+    largest = max(whole, key=lambda name: len(whole[name]))
+    for wrong, text in (
+        ({**whole, "../elsewhere": whole["replay.json"]}, "outside its folder"),
+        ({name: content for name, content in whole.items() if name != "replay.json"}, "cannot be restored"),
+        ({**whole, "replay.json": whole["replay.json"][:-9]}, "cannot be restored"),
+        ({**whole, largest: np.append(whole[largest][:-1], whole[largest][-1] ^ 1)}, "cannot be restored"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            replay.restore(wrong)
+        assert len(replay) == 4
+    replay.restore(whole)
+    assert len(replay) == 4
+
+
 def test_the_mean_plan_scores_replay() -> None:
     """Segments whose plans are far from the mean are drawn more often; without a planner, and without rewards, all are drawn alike."""
     training = training_of(trainer(planning=PLAN, algorithm="impala", replay=REPLAY))
@@ -131,8 +171,8 @@ def test_the_mean_plan_scores_replay() -> None:
     assert shares.argmax() == order[-1] and shares[order[-4:]].sum() > 2 * shares[order[:4]].sum()
     assert drawn["weights"].max() == 1.0 and drawn["weights"].min() < 0.8 and drawn["states"].shape == (24, 8192, 4)
     assert np.abs(np.bincount(plain.draw(8192)["number"][0], minlength=16) / 8192 - 1 / 16).sum() < 0.06
-    replay.close()
-    plain.close()
+    replay.buffer.close()
+    plain.buffer.close()
 
 
 def test_replay_trains_on_old_segments_and_none_does_not() -> None:
@@ -210,6 +250,7 @@ def test_the_cost_orders_the_queue_of_an_actors_engine(scheduler: str, first: in
     prefix = [int(t) for t in np.random.default_rng(0).integers(0, 10, 60)]
     engine.submit(prefix, 1)
     engine.run()
+    engine.scheduler.record(60.0)  # requests wait long as a rule, so that a busy machine doesn't make the older one go first for its age
     waiting = [engine.submit([10] * 40, 2), engine.submit([*prefix, 3], 2)]
     while not any(request.output for request in waiting):
         engine.step()

@@ -57,7 +57,7 @@ class TrainingConfig:
         execution: ``max_concurrent_rollouts``, ``max_cache_size``, ``max_new_tokens`` (of an action) and ``scheduler`` are those of each actor's engine, and
             ``timeout`` is the most seconds that a call of the environment may take.
         replay: keeps the segments of a policy of numbers and trains on as many of them as on new ones (``echo_rl.training.segment_replay``). It needs
-            ``algorithm="impala"``, which corrects for older policies. None trains on each segment in one update. Checkpoints do not have it.
+            ``algorithm="impala"``, which corrects for older policies. None trains on each segment in one update. Checkpoints have its segments.
         ppo, grpo: the rules of updates; ``"impala"`` takes its rules from ``ppo``, see ``VTraceLearner``. ``token_learner``: those of language models; its
             loss takes ``advantages`` from ``algorithm``, ``correction``, and ``scale`` and ``loss`` from ``grpo``.
         group_size: rollouts of each task of a text environment.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from echo_core import CheckpointError
 from echo_rl.core.latent_planning import LatentPlanningOptimizer
 from echo_rl.core.prioritized_replay import PrioritizedReplayBuffer, ReplayConfig
 from echo_rl.kernels import plan_surprise_batch
@@ -58,10 +62,36 @@ class SegmentReplay:
         columns["weights"] = np.broadcast_to((weights / weights.max()).astype(np.float32), (steps, count)).copy()
         return columns
 
-    def close(self) -> None:
-        """Free the memory. What is added later begins an empty buffer."""
+    def state(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """The files of the buffer's checkpoint, as bytes by their names; nothing if it is empty."""
+        if not len(self.buffer):
+            return {}
+        with tempfile.TemporaryDirectory(prefix="echo-rl-replay-") as folder:
+            self.buffer.save(folder)
+            files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
+            return {str(file.relative_to(folder)): np.fromfile(file, np.uint8) for file in files}
+
+    def restore(self, state: Mapping[str, npt.NDArray[np.uint8]]) -> None:
+        """Go on from a state. Raises ValueError if it is damaged, or of a buffer with another configuration; the buffer is as before then."""
+        found = PrioritizedReplayBuffer(self.buffer.config)
+        if state:
+            with tempfile.TemporaryDirectory(prefix="echo-rl-replay-") as folder:
+                for name, content in state.items():
+                    if Path(name).is_absolute() or ".." in Path(name).parts:
+                        raise ValueError(f"the replay has the file {name!r}, which lies outside its folder")
+                    file = Path(folder, name)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    content.tofile(file)
+                try:
+                    found = PrioritizedReplayBuffer.load(folder)
+                except (CheckpointError, OSError) as error:
+                    raise ValueError(f"the replay cannot be restored: {error}") from error
+            theirs, mine = asdict(found.config), asdict(self.buffer.config)
+            if differ := [name for name in mine if theirs[name] != mine[name] and name != "seed"]:  # a run without a seed takes that of the checkpoint
+                found.close()
+                raise ValueError(f"the replay was kept with {differ[0]}={theirs[differ[0]]!r}, and this run has {mine[differ[0]]!r}")
         self.buffer.close()
-        self.buffer = PrioritizedReplayBuffer(self.buffer.config)
+        self.buffer = found
 
     def _scored(self, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """The plan and the reward of each environment's part: (environments, width) and (environments,)."""

@@ -182,11 +182,14 @@ class SegmentTraining:
         return ProposalPlayer(policy, ProposalsConfig(**self.config.env_options)) if self.config.env_name == PROPOSALS else policy
 
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs. Episodes that are being played are not in it, nor are the segments of the replay."""
-        return self.learner.state()
+        """What ``restore`` needs. Episodes that are being played are not in it."""
+        return {**self.learner.state(), "replay": None if self.replay is None else self.replay.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state. Raises ValueError if it does not fit."""
+        replay = state.get("replay")
+        if self.replay is not None and replay is not None:
+            self.replay.restore(replay)
         self.learner.restore(state)
 
     def close(self) -> None:
@@ -196,5 +199,3 @@ class SegmentTraining:
             environment.close()
         self._playing.clear()
         self._calls.close()
-        if self.replay is not None:
-            self.replay.close()
