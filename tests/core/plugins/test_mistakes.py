@@ -84,6 +84,20 @@ def test_a_broken_editable_plugin_is_mended_where_its_code_is(install: Install, 
     assert str(error.value).endswith("mend the code in /home/me/my way, or disable it: ECHO_DISABLE_PLUGINS=echo-mine")
 
 
+def test_a_plugin_that_lacks_what_it_requires_names_it(install: Install, site: Path) -> None:
+    """A broken editable install too: its code is right, and its environment is not."""
+    install("some-tool", "3", "tools", {})
+    needed = ("some-tool>=3", "no-such-thing>=2", "some-tool<3", "odd; extra == 'more'", "older; python_version < '3'")
+    install("echo-needy", "1", TRANSPORTS, {"needy": "fake_needy"}, needed, fake_needy="import no_such_thing")
+    (metadata,) = [path for entry in sys.path for path in Path(entry).glob("echo_needy-1.dist-info")]
+    (metadata / "direct_url.json").write_text(json.dumps({"url": "file:///home/me/needy", "dir_info": {"editable": True}}))
+    with pytest.raises(PluginError) as error:
+        discovery.transport("needy")
+    wanted = "no-such-thing>=2, some-tool<3"
+    said = f"echo-needy requires {wanted}, and this environment has no such version: install {wanted}, or disable it: ECHO_DISABLE_PLUGINS=echo-needy"
+    assert str(error.value).endswith(said)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -48,6 +48,10 @@ def how_to_replace(name: str, requirement: str | None = None) -> str:
 
 def how_to_mend(name: str) -> str:
     """What to do about an installed distribution that is broken; it ends a message. It works for editable installs too."""
+    if missing := _missing_requirements(name):
+        names = ", ".join(missing)
+        todo = how_to_install(_canonical(name)) if _canonical(name) in OWN else f"install {names}"
+        return f"{name} requires {names}, and this environment has no such version: {todo}"
     if folder := editable_folder(name):
         return f"mend the code in {folder}"
     if _canonical(name) in OWN:
@@ -64,6 +68,26 @@ def editable_folder(name: str) -> str | None:
         return unquote(urlsplit(found["url"]).path) if editable else None
     except (PackageNotFoundError, ValueError, KeyError, AttributeError):  # "?" stands for a name that is not known
         return None
+
+
+def _missing_requirements(name: str) -> list[str]:
+    """The requirements of an installed distribution that are not installed, or in another version; those of its extras are left out."""
+    from packaging.requirements import Requirement  # only a failed import needs it
+
+    missing = []
+    try:
+        for text in distribution(name).requires or ():
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                try:
+                    met = wanted.specifier.contains(distribution(wanted.name).version, prereleases=True)
+                except PackageNotFoundError:
+                    met = False
+                if not met:
+                    missing.append(f"{wanted.name}{wanted.specifier}")
+    except (PackageNotFoundError, ValueError, TypeError):  # metadata that cannot be read says nothing
+        return []
+    return missing
 
 
 def _canonical(name: str) -> str:
