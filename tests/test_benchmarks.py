@@ -19,8 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks is
 
 psutil = pytest.importorskip("psutil")
 
-from benchmarks import adapters, attack, bars, harness, report  # noqa: E402
+from benchmarks import adapters, bars, harness, report  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
+from benchmarks.attack import __main__ as attack  # noqa: E402
+from benchmarks.attack.strangers import UNHEARING  # noqa: E402
 from benchmarks.cases import CASES, select  # noqa: E402
 from benchmarks.harness import Settings  # noqa: E402
 from benchmarks.payloads import PAYLOADS  # noqa: E402
@@ -31,7 +33,6 @@ from benchmarks.replay import cases as replay_cases  # noqa: E402
 from benchmarks.results import Results, Spread  # noqa: E402
 from benchmarks.scale import report as scale_report  # noqa: E402
 from benchmarks.scale.model import Constants, Job, breaking, first, loads  # noqa: E402
-from benchmarks.strangers import UNHEARING  # noqa: E402
 from benchmarks.systems import Entry  # noqa: E402
 
 TINY = Settings(repeat=1, seconds=0.05, warmup=0.05)
@@ -42,14 +43,14 @@ REPLAY_CASES = replay_cases.CASES
 
 def test_the_strategies_are_measured_beside_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("echo_es")
-    from benchmarks import es_strategies
+    from benchmarks.es import strategies
 
     for mode in ("time", "table", "curves"):
-        assert es_strategies.main(["--quick", "--modes", mode, "--out", str(tmp_path / mode), "--plot", str(tmp_path / "curves.png")]) == 0
+        assert strategies.main(["--quick", "--modes", mode, "--out", str(tmp_path / mode), "--plot", str(tmp_path / "curves.png")]) == 0
         assert mode in json.loads((tmp_path / mode).read_text())
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     for search in (("SepCMAES", "cmaes.SepCMA"), ("CMAES", "cmaes.CMA", "pycma")):
-        runs = [es_strategies.converge(system, es_strategies.PROBLEMS["sphere"], 1, to_target=True) for system in search]
+        runs = [strategies.converge(system, strategies.PROBLEMS["sphere"], 1, to_target=True) for system in search]
         assert max(runs) < 2 * min(runs)
     assert "cmaes.SepCMA" in capsys.readouterr().out
 

@@ -1,6 +1,6 @@
 """Does training a language model beat its own start? A tiny transformer on a text task: 200 tasks before and after training, with each of several seeds.
 
-    python benchmarks/rl_text.py --output-dir results
+    python -m benchmarks.rl.text --output-dir results
 
 All episodes are recorded in `episodes.jsonl`, from which the figures are computed: for each seed the share of solved tasks before and after, and over all
 seeds a two-sided permutation test whose pairs are the tasks. No task is one of the training's. The program ends with status 1 if a seed is not better than its

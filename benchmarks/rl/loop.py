@@ -1,7 +1,7 @@
 """The training loop of echo-rl, run whole: how long it takes to learn sorting digits over each transport, with deaths, and CartPole.
 
-    python -m benchmarks.rl_loop                                    # all of it, some minutes
-    python -m benchmarks.rl_loop --only "shm://rl-loop eta=1"
+    python -m benchmarks.rl.loop                                    # all of it, some minutes
+    python -m benchmarks.rl.loop --only "shm://rl-loop eta=1"
 
 Each run is `systems/echo_rl/examples/train_echo_rl.py` with 3 actors. The seconds are those from the start of the program, imports included, and the CPU
 seconds are those of the learner and its actors, without those that were killed. Beside them is how long the case may take on two cores that nobody else
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "systems/echo_rl/examples/train_echo_rl.py"
 ADDRESSES = ("tcp://127.0.0.1:0", "shm://rl-loop", "grpc://127.0.0.1:0")
 CASES = {f"{address} eta={eta}": ["--transport", address, "--eta", str(eta)] for address in ADDRESSES for eta in (0, 1)}

@@ -1,4 +1,4 @@
-"""The strategies of echo-es beside `cmaes` and `cma` (pycma): ``python -m benchmarks.es_strategies``.
+"""The strategies of echo-es beside `cmaes` and `cma` (pycma): ``python -m benchmarks.es.strategies``.
 
     pip install cmaes cma matplotlib         # next to echo-es
 
@@ -261,7 +261,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.es_strategies", description="The strategies of echo-es beside cmaes and pycma.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.es.strategies", description="The strategies of echo-es beside cmaes and pycma.")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes, to see that it works")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")

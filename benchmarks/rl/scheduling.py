@@ -1,6 +1,6 @@
 """Plot what echo_rl's scheduling policies do to one load, in a simulated clock, with a small cache and with a large one.
 
-Run: ``python benchmarks/rl_scheduling.py docs/rl-scheduling.png``. It prints the figures too.
+Run: ``python -m benchmarks.rl.scheduling docs/rl-scheduling.png``. It prints the figures too.
 """
 
 import argparse

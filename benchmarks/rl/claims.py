@@ -1,7 +1,7 @@
 """What Echo-RL's page claims, measured with echo-rl on this machine: fewer steps by plans, more tokens by shared keys and values, lower cost by replay.
 
-    python benchmarks/rl_claims.py all --output-dir results        # or one of: matrix, engine, plans
-    python benchmarks/rl_claims.py report --output-dir results     # the claims, from the recorded episodes
+    python -m benchmarks.rl.claims all --output-dir results        # or one of: matrix, engine, plans
+    python -m benchmarks.rl.claims report --output-dir results     # the claims, from the recorded episodes
 
 Each part is a benchmark in a folder of its own, and a run goes on with what is missing:
 

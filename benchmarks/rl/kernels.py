@@ -1,6 +1,6 @@
 """Compare echo_rl's compiled kernels with those in numpy, and its replay and prefix lookup with the public Echo-RL repository; one thread.
 
-Run: `python -m benchmarks.rl_kernels`. The public figures were recorded on another day, so that their ratios are orders of magnitude.
+Run: `python -m benchmarks.rl.kernels`. The public figures were recorded on another day, so that their ratios are orders of magnitude.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker of the real package `evochi` that evaluates nothing: it counts epochs for `benchmarks/evochi_front.py`, and prints epochs per second."""
+"""A worker of the real package `evochi` that evaluates nothing: it counts epochs for `benchmarks/es/evochi_front.py`, and prints epochs per second."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``generate`` runs in two ways: plainly, and from a copy of the shared prefix's keys and values that were computed once. Each round runs every case
 once, so that a busy machine slows all of them; a ratio is the median over the rounds of the ratios within a round.
 
-Run: ``python benchmarks/rl_engine.py``. It needs transformers. The models are random, of 4 layers and width 256.
+Run: ``python -m benchmarks.rl.engine``. It needs transformers. The models are random, of 4 layers and width 256.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 The rules are Stable-Baselines3's defaults, spread over 8 environments. After the last step, each policy plays 50 episodes and takes its likeliest
 action. The interval is Welch's for the difference of two means over seeds.
 
-Run: ``python benchmarks/rl_ppo.py``. It needs gymnasium, scipy and stable-baselines3, and ends with status 1 if a bar is missed.
+Run: ``python -m benchmarks.rl.ppo``. It needs gymnasium, scipy and stable-baselines3, and ends with status 1 if a bar is missed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An asyncio coordinator of Evochi's protocol, as short as it can be: what `benchmarks/evochi_front.py` compares `echo_es` with.
+"""An asyncio coordinator of Evochi's protocol, as short as it can be: what `benchmarks/es/evochi_front.py` compares `echo_es` with.
 
 It has the classes that Google's compiler generates, no tokens, no deadlines and no leases, and it trusts every result.
 """

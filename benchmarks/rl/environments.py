@@ -1,6 +1,6 @@
 """The environments of echo-rl: what the oracle and random actions reach, and steps per second of CPU time.
 
-    python -m benchmarks.rl_environments [--episodes 200] [NAME ...]
+    python -m benchmarks.rl.environments [--episodes 200] [NAME ...]
 
 It prints a row of Markdown for each task. Episodes have the seeds from 0 on. CPU time is that of this process and of those that
 it started; it includes ``reset``.
@@ -64,7 +64,7 @@ def _action(environment: Any, policy: str, rng: np.random.Generator) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rl_environments", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rl.environments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only tasks whose title contains one of these")
     parser.add_argument("--episodes", type=int, default=200)
     chosen = parser.parse_args(arguments)

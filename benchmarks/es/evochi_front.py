@@ -1,9 +1,9 @@
-"""Our coordinator for Evochi's clients beside a minimal one: ``python -m benchmarks.evochi_front --clients FOLDER``, on Python 3.12.
+"""Our coordinator for Evochi's clients beside a minimal one: ``python -m benchmarks.es.evochi_front --clients FOLDER``, on Python 3.12.
 
     pip install --no-deps --target FOLDER evochi==0.1.4     # and grpcio, grpcio-tools and zstandard, which it needs
 
 The workers are those of the package `evochi`, unchanged, each in a process of its own. They evaluate nothing, so what is measured is the
-coordinator. `benchmarks/evochi_rival.py` is the other one. Both serve the same number of workers in turn, round for round; a figure is the
+coordinator. `benchmarks/es/evochi_rival.py` is the other one. Both serve the same number of workers in turn, round for round; a figure is the
 median of all rounds, in calls per second: a call for each task, each optimisation, and one for the state. It writes JSON with `--out`.
 """
 

@@ -22,12 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from benchmarks import adapters, decoys, strangers
+from benchmarks import adapters
+from benchmarks.attack import decoys, strangers
+from benchmarks.attack.strangers import ATTACKS, CERTIFIED_ATTACKS, READER, UNHEARING
 from benchmarks.modes.receive import check, receive
 from benchmarks.payloads import PAYLOADS
 from benchmarks.processes import Crew, cpu_seconds
 from benchmarks.report import factor, number
-from benchmarks.strangers import ATTACKS, CERTIFIED_ATTACKS, READER, UNHEARING
 
 SETTLE_SECONDS = 0.5  # for an attack to get under way, unless --settle says otherwise
 PORTIONS = 100.0  # a second, of the CPU time taken by a control
@@ -85,7 +86,7 @@ class Figures(NamedTuple):
 
 #: Starts the processes of attacks and controls: one process imports what they need, and each of them is a fork of it.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["benchmarks.strangers", "benchmarks.decoys", "echo_tcp.transport", "echo_grpc.transport"])
+FORKS.set_forkserver_preload(["benchmarks.attack.strangers", "benchmarks.attack.decoys", "echo_tcp.transport", "echo_grpc.transport"])
 
 
 @contextmanager

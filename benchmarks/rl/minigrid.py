@@ -1,6 +1,6 @@
 """How long `EchoRLTrainer` takes to solve MiniGrid-Empty-8x8-v0: until the mean return of 100 episodes is at least 0.9.
 
-    python benchmarks/rl_minigrid.py --seeds 0 1 2
+    python -m benchmarks.rl.minigrid --seeds 0 1 2
 
 The policy sees the view as numbers and is trained by PPO in this process. The best return possible is 0.961. An evaluation of 20 episodes that reaches 0.9
 ends the training; then the policy plays 100 others, whose mean counts. The seconds are those of training and its evaluations, imports excluded. The program

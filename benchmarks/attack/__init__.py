@@ -1,0 +1,1 @@
+"""Workers stream while others attack their server: `python -m benchmarks.attack`."""

@@ -1,0 +1,1 @@
+"""Benchmarks of echo-rl; each runs by itself: `python -m benchmarks.rl.NAME`."""
