@@ -187,7 +187,7 @@ def ended(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("system", list(attack.SYSTEMS))
+@pytest.mark.parametrize("system", ["echo", "echo-grpcs"])  # the others differ in their transport alone
 def test_workers_are_served_under_attack(system: str) -> None:
     need(system.removesuffix("s").replace("echo-tcp", "echo"))
     command = [sys.executable, "-m", "benchmarks.attack", "--systems", system, "--workers", "1", "--seconds", "0.2", "--settle", "0.1", "--rounds", "1"]

@@ -1,6 +1,7 @@
 """Run tox's environments, several at a time, and print the outcome of all tests in the last line.
 
-    python tools/suites.py                    # every environment of tox.ini whose Python is installed
+    python tools/suites.py                    # the environments of tox.ini, those of the Pythons after the first one on the newest that is installed
+    python tools/suites.py --every-python     # on every Python that is installed
     python tools/suites.py --quick            # a choice of tests on one Python, about five minutes: the environment `quick`
     python tools/suites.py py311-tcp ...      # these
 
@@ -36,6 +37,7 @@ SHOWN = 400  # the number of log lines shown of an environment that failed
 REPEATED = 80  # the number of lines repeated of it at the very end
 QUIET = 60.0  # seconds after which a line lists the running environments
 USUAL = {"whole": 27 * 60.0, "quick": 5 * 60.0}  # seconds on 2 cores, for a checkout in which nothing has run yet
+OTHERS = "-g0 -O1"  # CXXFLAGS of the wheels for all but the first Python, as in tox.ini
 # What the environment `quick` installs.
 QUICK_PROJECTS = ("echo_core", "echo_net", "echo_replay", "echo_testing", "samplers", "plugins/echo_tcp", "plugins/echo_shm")
 
@@ -73,6 +75,12 @@ def is_here(python: str) -> bool:
     return shutil.which(python) is not None and subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
+def on_the_newest(environments: list[str], first: str) -> list[str]:
+    """Of a suite that several Pythons after the first one run, only the environment of the newest: the oldest and the newest differ the most."""
+    newest = {suite: name for name in environments if python_of(name) != first for suite in [name.partition("-")[2]]}
+    return [name for name in environments if python_of(name) == first or newest[name.partition("-")[2]] == name]
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -82,7 +90,8 @@ def build(python: str, *projects: str, others: bool = False) -> int:
     say(f"building the wheels for {python}")
     begun = time.monotonic()
     command = [*(("nice", "-n", "15") if others else ()), python, str(ROOT / "tools" / "wheels.py"), *projects]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE if others else None, text=True, check=False)
+    env = {**os.environ, "CXXFLAGS": OTHERS} if others else None
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE if others else None, env=env, text=True, check=False)
     if done.returncode:
         say(done.stdout + (done.stderr or ""))
     say(f"{python}: wheels {'failed' if done.returncode else 'built'} in {time.monotonic() - begun:.0f} s")
@@ -228,7 +237,7 @@ def announcement(kind: str | None, wanted: list[str], jobs: int) -> str:
     many = f"{len(wanted)} environment{'s' * (len(wanted) != 1)}, {jobs} at a time: {', '.join(wanted)}"
     if kind is None:
         return f"this runs {many}"
-    what = "a choice of tests on one Python" if kind == "quick" else "all tests on every Python that is installed"
+    what = "a choice of tests on one Python" if kind == "quick" else "all tests"
     return f"this runs {what} ({many}); {Durations().told(kind)}"
 
 
@@ -236,6 +245,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT")
     parser.add_argument("--jobs", type=int, default=4, help="how many environments run at the same time")
+    parser.add_argument("--every-python", action="store_true", help="what may differ between Pythons runs on each that is installed, not on the newest only")
     parser.add_argument("--quick", action="store_true", help="a choice of tests on one Python")
     arguments = parser.parse_args()
     begun = time.monotonic()
@@ -252,6 +262,9 @@ def main() -> int:
     for python in sorted(missing):
         say(f"{python} is not installed; these environments are left out: {', '.join(name for name in wanted if python_of(name) == python)}")
     wanted = [name for name in wanted if python_of(name) not in missing]
+    if kind == "whole" and not arguments.every_python:
+        wanted = on_the_newest(wanted, python_of(listed[0]))
+        pythons = Counter(python_of(name) for name in wanted)
     say(announcement(kind, wanted, arguments.jobs))
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)

@@ -185,7 +185,7 @@ def test_a_new_plugin_keeps_its_contract_as_generated(echoctl, tmp_path: Path, k
     tests = subprocess.run(kit, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:]
     checked = echoctl(
-        "plugins", "check", f"echo-{name.replace('_', '-')}", "-k", "it or options or sample", "--json", PYTHONPATH=path, timeout=300
+        "plugins", "check", f"echo-{name.replace('_', '-')}", "-k", "it or options or arrives", "--json", PYTHONPATH=path, timeout=300
     )
     assert checked.code == 0 and checked.json["passed"] > 0 and not checked.json["failed"], checked.out
     assert echoctl("init", "plugin", kind, name).code == 2, "what is there is not overwritten"

@@ -246,7 +246,7 @@ def test_a_test_that_is_skipped_everywhere_fails_the_run(small: Callable[..., su
 
 def test_the_start_says_what_will_run_and_how_long_it_took(small: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     first, minor = small("passed").stdout.splitlines()[1], sys.version_info.minor
-    assert "all tests on every Python" in first and f"py3{minor}-one, py3{minor}-two" in first and "usually takes about 27 minutes" in first
+    assert "this runs all tests (2 environments" in first and f"py3{minor}-one, py3{minor}-two" in first and "usually takes about 27 minutes" in first
     (tmp_path / "build" / "durations.json").write_text('{"whole": 1500}')
     assert "the last time it took 25 minutes" in small("passed").stdout
     assert json.loads((tmp_path / "build" / "durations.json").read_text())["whole"] < 1500, "this run was shorter, and is the last one now"
@@ -261,6 +261,15 @@ def test_quick_runs_one_environment_on_one_python(small: Callable[..., subproces
     assert small("passed", "--quick", "py3{}-two").returncode == 2
 
 
+def test_other_pythons_run_on_the_newest_unless_each_is_asked_for(suites: ModuleType) -> None:
+    listed = ["py311-tcp", "py311-every", "py312-evochi", "py312-every", "py313-every", "py314-every"]
+    assert suites.on_the_newest(listed, "python3.11") == ["py311-tcp", "py311-every", "py312-evochi", "py314-every"]
+    assert suites.on_the_newest(["py312-every", "py313-every"], "python3.11") == ["py313-every"], "without the first one"
+    assert suites.on_the_newest([], "python3.11") == []
+    text = (ROOT / "tox.ini").read_text()
+    assert f"CXXFLAGS = {suites.OTHERS}\n" in text, "otherwise the wheels would be built twice"
+
+
 def test_every_file_of_the_quick_choice_exists() -> None:
     text = (ROOT / "tox.ini").read_text()
     kits = re.findall(r"(\S+\.py)::(\w+)", re.findall(r"^kits = (.*)$", text, re.M)[0])
@@ -269,6 +278,6 @@ def test_every_file_of_the_quick_choice_exists() -> None:
 
 def test_dev_hands_quick_to_the_runner_and_the_rest_to_tox() -> None:
     dev = (ROOT / "dev").read_text()
-    assert re.search(r'"" \| --quick\) exec python tools/suites\.py "\$@" ;; \*\) exec tox run "\$@"', dev)
+    assert re.search(r'"" \| --quick \| --every-python\) exec python tools/suites\.py "\$@" ;; \*\) exec tox run "\$@"', dev)
     for page in ("README.md", "CONTRIBUTING.md"):
         assert "./dev test --quick" in (ROOT / page).read_text(), page
