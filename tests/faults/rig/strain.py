@@ -19,7 +19,7 @@ from echo_testing.samples import example
 from .ledger import Consumer
 from .raw import RawWorker
 
-__all__ = ["cpu_over", "crowd", "figures", "keeping_learner"]
+__all__ = ["assert_rests", "crowd", "figures", "keeping_learner"]
 
 
 def keeping_learner(link: Link, few: int | None = None) -> None:
@@ -119,6 +119,17 @@ def cpu_over(pids: list[int], seconds: float) -> list[float]:
     before = [cpu_seconds(pid) for pid in pids]
     time.sleep(seconds)
     return [cpu_seconds(pid) - used for pid, used in zip(pids, before)]
+
+
+def assert_rests(pids: list[int], seconds: float, most: float) -> None:
+    """Fail unless each process soon uses less than `most` seconds of processor time in a window of `seconds`.
+
+    What is left to do from before, or a busy machine, may fill some windows. A process that looks for work without a pause fills each of them."""
+    for _ in range(9):
+        if max(cpu_over(pids, seconds)) < most:
+            return
+    used = cpu_over(pids, seconds)
+    assert max(used) < most, used
 
 
 def figures(server: Server) -> dict[str, Any]:
