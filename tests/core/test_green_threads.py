@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,8 +28,8 @@ for use in (
         print(type(error).__name__, error)
 """
 SERVE = """
-import os, tempfile
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp()
+import os
+os.environ["XDG_CONFIG_HOME"] = os.getcwd()
 import numpy as np
 from echo_core import Client, Server
 
@@ -48,8 +49,8 @@ def green(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def run(program: str) -> str:
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout
+def run(program: str, folder: Path | None = None) -> str:
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_a_patched_process_is_refused(green: str) -> None:
@@ -66,10 +67,10 @@ def test_sockets_alone_are_refused(green: str) -> None:
 
 
 @pytest.mark.needs("echo-tcp")
-def test_the_remedy_works(green: str) -> None:
-    assert run(f"{PATCHES[green]}({LEFT_OUT[green]})\n{SERVE}") == 2 * "[[1.0, 1.0, 1.0, 1.0]]\n"
+def test_the_remedy_works(green: str, tmp_path: Path) -> None:
+    assert run(f"{PATCHES[green]}({LEFT_OUT[green]})\n{SERVE}", tmp_path) == 2 * "[[1.0, 1.0, 1.0, 1.0]]\n"
 
 
 @pytest.mark.needs("echo-tcp")
-def test_an_installed_package_that_patches_nothing_is_no_reason(green: str) -> None:
-    assert run(f"import {green}\n{SERVE}") == 2 * "[[1.0, 1.0, 1.0, 1.0]]\n"
+def test_an_installed_package_that_patches_nothing_is_no_reason(green: str, tmp_path: Path) -> None:
+    assert run(f"import {green}\n{SERVE}", tmp_path) == 2 * "[[1.0, 1.0, 1.0, 1.0]]\n"

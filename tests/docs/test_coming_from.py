@@ -43,5 +43,6 @@ def test_the_other_librarys_program_runs(library: str, tmp_path: Path) -> None:
         pytest.skip(f"{library} is not installed")
     program = tmp_path / "page.py"
     program.write_text(RIVALS[library])
-    done = subprocess.run([python or sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=560, check=False)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([python or sys.executable, str(program)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
