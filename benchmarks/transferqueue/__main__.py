@@ -5,7 +5,8 @@
 
 One process puts all samples of a round and gets them back. The clock runs from the first call until all arrays are there.
 
-* `echo`: `send_batch` of a client, or `send` of each picture, and `sample` of the server in this process, which is Echo's usual place for the learner: one way over tcp.
+* `echo`: `send_batch` of a client, or `send` of each picture, and `sample` of the server in this process, which is Echo's usual place for
+  the learner: one way over tcp.
 * `echo-store`: the server is a process of its own, and a client sends and draws: two ways over tcp, as in TransferQueue.
 * `padded`: as `echo`, with samples of fixed size; their rows are filled and packed again within the round.
 * `multipart`: pyzmq PUSH and PULL, one message for each array; the arrays are packed.
