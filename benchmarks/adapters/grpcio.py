@@ -156,7 +156,7 @@ class GrpcKeptWorker(GrpcFullWorker):
 
 
 class GrpcHandedWorker(GrpcKeptWorker):
-    """The same with samples that come from a thread of their own, as from whoever calls send(): it hands messages to grpcio's, which asks for them."""
+    """The same with samples that come from a thread of their own, as from a caller of send(): it hands messages to grpcio's thread, which asks for them."""
 
     def flood(self, samples: list[Tree]) -> NoReturn:
         outbox: queue.Queue[bytes] = queue.Queue(max(1, WINDOW_BYTES // FULL_BYTES))

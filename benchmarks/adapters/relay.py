@@ -1,6 +1,6 @@
 """Bare processes in C that copy each sample twice: into memory of the worker's that the learner sees, and from there into its rows.
 
-The ceiling on one machine of whoever keeps a sample until it is acknowledged and hands the learner batches: nothing is checked or acknowledged, there
+The ceiling on one machine of a system that keeps a sample until it is acknowledged and hands the learner batches: nothing is checked or acknowledged, there
 is no Python, and nobody sleeps. Beside it stands what the kernel's way of reading another process (process_vm_readv, UCX's cma) reaches instead.
 """
 

@@ -29,7 +29,7 @@ def test_out_of_file_descriptors(start: Callable[..., Child]) -> None:
     until(lambda: server.ask("?")[0].get(0, 0) > 100, "the worker is served")
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * FEW)]
     try:
-        # Those already connected are served on, and whoever cannot be is told why.
+        # Those already connected are still served, and the others are told why.
         said = until(
             lambda: _said(server, "file descriptors|Too many open files"), "the log says so"
         )

@@ -107,7 +107,7 @@ def test_a_column_keeps_its_memory() -> None:
     assert [np.frombuffer(column)[[0, -1]].tolist() for column in held] == [[n, n] for n in range(20)]
 
 
-LARGE = np.zeros(8 << 20, np.float32)  # long enough to copy that whoever waits for the interpreter is awake before it is done
+LARGE = np.zeros(8 << 20, np.float32)  # copying it takes so long that a thread which waits for the interpreter is awake before it is done
 
 
 @pytest.mark.parametrize("copy", ["take", "tobytes", "batch_tobytes"])

@@ -37,7 +37,7 @@ class Plan:
 
 
 class Proxy:
-    """Listens on a port of its own and connects whoever comes to `port`, link n as `plan(n)` says.
+    """Listens on a port of its own and connects every client that comes to `port`, link n as `plan(n)` says.
 
     Everything happens on one thread, so that "after k bytes" means exactly that.
     """

@@ -67,7 +67,7 @@ def test_weights_cut_in_the_middle_are_sent_again_whole() -> None:
 
 @pytest.mark.parametrize("held", [5, 1])
 def test_the_weights_of_a_restarted_learner_are_news(held: int) -> None:
-    """It counts from 1 again: its first is news to whoever holds a later one of the learner before, and to whoever holds one of the same number."""
+    """It counts from 1 again: its first version is new to a worker that holds a later one of the learner before, and to one that holds the same number."""
     with serve() as server:
         for _ in range(held):
             server.publish({"w": np.zeros(3)})

@@ -84,7 +84,7 @@ class Serving:
             except Exception as error:
                 if self._over.is_set():
                     return
-                # The connection is lost, or the server closes, and so whoever made the call has an error. Or the result cannot be sent: then
+                # The connection is lost, or the server closes, and so the caller gets an error. Or the result cannot be sent: then
                 # the caller gets that.
                 lost = isinstance(error, (ConnectionError, TimeoutError, ClosedError))
                 if not lost and "call" in result and "error" not in result:
@@ -115,7 +115,7 @@ def _carried_out(op: str, handler: CallHandler, call: dict[str, Any], blob: byte
             raise TypeError(f"the handler of {op!r} returned {given!r:.200}; it must return (body, blob), with a dict as body")
         data = given[1] if isinstance(given[1], (bytes, bytearray, memoryview)) else b"".join(given[1])
         return {"call": number, "body": given[0]}, data
-    except BaseException as error:  # SystemExit, too: whoever called waits for a result
+    except BaseException as error:  # SystemExit, too: the caller waits for a result
         if not isinstance(error, EchoError):
             _log.exception("a call of %r failed", op)
         return {"call": number, "error": _text(error)}, b""

@@ -1,4 +1,4 @@
-"""Answers that are given later than the operation returns: `Later` for whoever answers, `Parked` for whoever waits for the answer to send it."""
+"""Answers that are given later than the operation returns: `Later` for the code that answers, `Parked` for the code that waits for the answer and sends it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Later:
     Args:
         peer: who asked; without it, `peer` is None until the operation has returned.
 
-    If nobody refers to it any more and it was not answered, whoever asked gets EchoError "no answer was given". If the server closes first,
+    If nobody refers to it any more and it was not answered, the caller gets EchoError "no answer was given". If the server closes first,
     they get ClosedError.
     """
 
@@ -73,7 +73,7 @@ class Later:
         """Answer with a JSON object and bytes, of any size as in `Server.serve`. They may be changed when this returns.
 
         Returns:
-            False if there was an answer before, or if whoever asked is gone.
+            False if there was an answer before, or if the caller is gone.
 
         Raises:
             TypeError, ValueError: the body is no JSON object. EchoError: the server may not hold so large an answer for this client. In
@@ -84,11 +84,11 @@ class Later:
         return self._request.answer((body, blob))
 
     def fail(self, error: BaseException | str) -> bool:
-        """Answer with an error: whoever asked gets an exception with its text. Returns the same as an answer."""
+        """Answer with an error: the caller gets an exception with its text. Returns the same as an answer."""
         return self._request.answer(EchoError(error) if isinstance(error, str) else error)
 
     def on_gone(self, callback: Callable[[], object]) -> None:
-        """Have `callback()` called, once, if the request ends without an answer of yours: whoever asked has left, too many requests are parked,
+        """Have `callback()` called, once, if the request ends without an answer of yours: the caller has left, too many requests are parked,
         or the server closes. It is called on any thread and must not wait; it is called at once if that has happened already."""
         self._request.on_gone(callback)
 
@@ -197,7 +197,7 @@ class ParkedRequest:
             send(payload)
 
     def end(self, error: EchoError | None) -> None:
-        """There will be no answer of the operation: whoever asked gets `error`, or has left (None)."""
+        """There will be no answer of the operation: the caller gets `error`, or has left (None)."""
         with self._lock:
             if self.over:
                 return

@@ -56,7 +56,7 @@ class FairLock:
         return self.SHARE * self._shortest if self._waiting else self.LONG
 
     def release(self, taken: int = LONG) -> None:
-        """Hand the turn to whoever has waited longest; `taken` samples were stored in it."""
+        """Hand the turn to the thread that has waited longest; `taken` samples were stored in it."""
         with self._lock:
             self._since += 1
             if taken <= self._shortest or self._since > 2 * len(self._waiting) + 2:  # by then, every client had a turn

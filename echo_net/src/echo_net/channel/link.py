@@ -39,7 +39,7 @@ Work = tuple[Iterable[Buffer], int]
 
 
 class Waitable(Protocol):
-    """What `wait_until` sleeps on: a `threading.Condition`, or something else that wakes whoever waits."""
+    """What `wait_until` sleeps on: a `threading.Condition`, or something else that wakes the waiting threads."""
 
     def wait(self, timeout: float | None, /) -> object:
         """Sleep for at most `timeout` seconds, or without a limit if it is None. The lock is held before and after, and is free meanwhile."""

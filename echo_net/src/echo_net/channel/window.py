@@ -163,7 +163,7 @@ class Window:
         return not under_way or under_way + count <= self._most
 
     def lent(self) -> str:
-        """A word on rows that are reserved, for whoever waits for room."""
+        """A word on rows that are reserved, for the error of a call that waits for room."""
         held = self.gatherer.held
         return f" (reserved and not committed: {held})" if held else ""
 

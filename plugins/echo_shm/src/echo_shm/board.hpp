@@ -43,7 +43,7 @@ struct Found : Version {
     uint64_t place, turn;
 };
 
-// Copies large blocks past the caches, because whoever wrote them did so too.
+// Copies large blocks past the caches, because the writer did so too.
 inline void copy_out(char *to, const char *from, uint64_t count) {
     constexpr uint64_t kLarge = 1 << 20;
     echo::copy_racing(to, from, count, count >= kLarge);

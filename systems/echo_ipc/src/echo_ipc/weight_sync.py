@@ -22,7 +22,7 @@ _SPAWN_CTX = multiprocessing.get_context("spawn")
 
 
 class SharedWeightSync:
-    """The newest weights, written whole and read whole, however many processes do it and whoever is killed meanwhile.
+    """The newest weights, written whole and read whole, however many processes do it, even if one of them is killed meanwhile.
 
     Args:
         param_shapes: the shape of each parameter.

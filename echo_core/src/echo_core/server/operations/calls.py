@@ -27,7 +27,7 @@ def next_call(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes
     while not isinstance(call := server._calls.next(peer, op), Later):
         try:
             return fitting(server, peer, call.request(), call.blob)
-        except Exception as error:  # whoever made the call gets it, not the client
+        except Exception as error:  # the caller gets it, not the client
             server._calls.fail(peer, call, error)
     return call
 

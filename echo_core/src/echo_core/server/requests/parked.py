@@ -21,7 +21,7 @@ BYTES_OF_EACH = 1024  # about what one parked request takes in memory, beside it
 
 
 class ParkedRequests(Parking):
-    """The parked requests of one server. Thread-safe. It does not refer to the server, as whoever answers refers to this object.
+    """The parked requests of one server. Thread-safe. It does not refer to the server, because the function that answers refers to this object.
 
     Args:
         connected: whether a client is connected. It is true when the client makes its first request.

@@ -1,5 +1,5 @@
 // The free pages of a pool, as bits: one for each page, and above them, level by level, one for each word that has any. So the next free page is
-// found in a few steps, however many are taken, and pages that are free side by side are found side by side again, whoever gave them back.
+// found in a few steps, however many are taken, and pages that are free side by side are found side by side again, no matter which record gave them back.
 // Not thread-safe.
 #pragma once
 

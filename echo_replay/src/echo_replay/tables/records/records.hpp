@@ -2,7 +2,7 @@
 //
 // * Transports put chunks into a landing area. Chunks become records outside the table, in a buffer of their client (assembly.hpp), so a record enters
 //   the table whole or not at all, and a client that sends slowly holds up nobody.
-// * A record's bytes are in pages (pages.hpp), which are free at once when its item is removed, whoever removes it.
+// * A record's bytes are in pages (pages.hpp), which are free at once when its item is removed, no matter who removes it.
 // * A complete record that finds no room waits, and new chunks with it. A queue evicts nothing, and other tables evict by their remover.
 // * Items are drawn as those of any table. Their bytes are copied without a lock, and the items' generations tell whether they were overwritten
 //   meanwhile (SYNC generation). So pages may be overwritten only after the generation of their item has advanced.

@@ -156,7 +156,7 @@ cdef dict _of_numpy = {}  # the dtype of an array with the same bits, for each d
 
 
 cdef bint is_tensor(item) except -1:
-    """Whether this is an ordinary tensor of torch, and not of a subclass. Whoever has a tensor has imported torch."""
+    """Whether this is an ordinary tensor of torch, and not of a subclass. A caller that has a tensor has imported torch."""
     global _tensor, _parameter, _strided, _dlpack
     if _tensor is None:
         torch = sys.modules.get("torch")

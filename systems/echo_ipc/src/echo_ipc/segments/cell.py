@@ -67,7 +67,7 @@ class Cell(_Latest):
 
     Args:
         schema: a mapping, which may be nested, from names to `(shape, dtype)` or to examples (arrays or tensors). A bfloat16 tensor is stored as its
-            bits, uint16. With `name` it may be None: then the schema of whoever made the cell is used.
+            bits, uint16. With `name` it may be None: then the schema of the process that made the cell is used.
         name: attach to the cell with this name instead of making one.
         mode: "rw", or "r" to attach read-only: then the memory is mapped so that this process cannot write to it.
 
@@ -102,7 +102,7 @@ class Cell(_Latest):
         self._layout = _native.FieldLayout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
 
     def write(self, tree: Any, timeout: float | None = None) -> int:
-        """Write a whole value and wake whoever waits for it. Returns its version.
+        """Write a whole value and wake the processes that wait for it. Returns its version.
 
         Args:
             tree: arrays, tensors or array-likes like the schema, with exactly its names, shapes and dtypes.
@@ -208,7 +208,7 @@ class Bytes(_Latest):
         self.capacity = memory.mapping.words[0]
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> int:
-        """Write a value and wake whoever waits for it. Returns its version. ValueError if it is longer than `capacity`."""
+        """Write a value and wake the processes that wait for it. Returns its version. ValueError if it is longer than `capacity`."""
         size = memoryview(data).nbytes
         if size > self.capacity:
             raise ValueError(f"{size:,} bytes do not fit in {self.capacity:,}; use capacity={size:,} or more where this is made")

@@ -113,7 +113,7 @@ class Ring(Handle):
     were committed. If a producer is killed, what it was writing is dropped; if a consumer is killed, what it had taken can be taken again.
 
     Args:
-        fields: a mapping as for `Cell`; None with `name`: those of whoever made the ring.
+        fields: a mapping as for `Cell`; None with `name`: those of the process that made the ring.
         slots: how many rollouts may be ready at once.
         producers, consumers: how many slots may be held for writing and for reading at once, in all processes together.
         policy: what happens when `slots` rollouts are ready. "drop_oldest" drops the oldest one; "block" makes `claim` wait; "drop_newest" drops

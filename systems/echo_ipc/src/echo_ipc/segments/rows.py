@@ -44,7 +44,7 @@ class Rows(Handle):
     never sampled. Any number of processes may add; they wait for each other.
 
     Args:
-        columns: a mapping as for `Cell`, with the shape of one row; None with `name`: those of whoever made the table.
+        columns: a mapping as for `Cell`, with the shape of one row; None with `name`: those of the process that made the table.
         capacity: how many rows it keeps.
         name: attach to the table with this name.
         mode: "rw", or "r" to attach read-only.

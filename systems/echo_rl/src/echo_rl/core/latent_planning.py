@@ -220,7 +220,7 @@ class LatentPlanningOptimizer(nn.Module):
         return self.config.kl_weight * self.temporal_kl(windows)
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: the encoder with this configuration's learning rate, and the policy with that of whoever optimises it."""
+        """Parameter groups: the encoder with this configuration's learning rate, and the policy with that of the optimiser."""
         return [{"params": list(self.encoder.parameters()), "lr": self.config.learning_rate}, {"params": list(self.policy.parameters())}]
 
     def plan(

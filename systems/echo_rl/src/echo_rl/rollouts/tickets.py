@@ -217,7 +217,7 @@ class Tickets:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Call ``issue_again`` afterwards: whoever had the tickets without a result may be gone.
+        """Go on from a state. Call ``issue_again`` afterwards: the actors that had the tickets without a result may be gone.
 
         Raises ConfigError if the state was made with another batch or eta, because its tickets would break this bound.
         """

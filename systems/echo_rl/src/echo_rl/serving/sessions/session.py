@@ -226,7 +226,7 @@ class Session:
     def end_if_idle(self, seconds: float) -> bool:
         """End the session without a record if no call was made for as many seconds. Return whether it has ended."""
         if not self._ending.acquire(blocking=False):
-            return False  # Somebody ends it, and may have to wait for whoever takes the record.
+            return False  # Somebody ends it, and may have to wait for the code that takes the record.
         try:
             with self._changed:
                 if self.idle(time.monotonic()) < seconds:

@@ -144,7 +144,7 @@ class Turns:
         self.bytes += turn.bytes
         if turn.parent is not None:
             turn.parent.children += 1
-        # A text with an empty answer is the text itself, so whoever sends it may as well ask for another answer.
+        # A text with an empty answer is the text itself, so a caller that sends it may as well ask for another answer.
         if len(data) > len(history.data):
             self._at.setdefault(len(data), {})[turn.digest] = turn
         return turn
