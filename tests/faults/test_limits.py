@@ -161,5 +161,5 @@ def test_a_lost_link_that_nobody_needs_costs_little(
         until(lambda: len(links.links) > 3, "it dials")
         assert_rests([child.pid], 2.0, 0.5)
         begun = len(links.links)
-        time.sleep(2.0)
+        time.sleep(2.0)  # the time in which dials are counted
         assert len(links.links) - begun < 40

@@ -27,16 +27,16 @@ def leaves_nothing(visit: Callable[[], None], before: int, times: int) -> None:
     """Fail if `times` visits leave threads or descriptors. `before`: visits that come first, for what is made only once per process.
 
     A pool of threads that the whole process shares, such as gRPC's, may grow by a thread in a busy moment and keep it. It doesn't grow without
-    end, so what is left counts only if as many visits again leave something once more."""
+    end, so threads that are left count only if as many visits again leave some once more. Descriptors count at once."""
     for _ in range(before):
         visit()
     for last in (False, False, True):
         threads, files = tasks(), descriptors()
         for _ in range(times):
             visit()
+        settled(descriptors, files, "descriptors")
         try:
             settled(tasks, threads, "threads")
-            settled(descriptors, files, "descriptors")
         except AssertionError:
             if last:
                 raise
