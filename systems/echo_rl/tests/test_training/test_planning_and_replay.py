@@ -141,6 +141,11 @@ def test_a_damaged_replay_is_refused_and_changes_nothing() -> None:
         with pytest.raises(ValueError, match=text):
             replay.restore(wrong)
         assert len(replay) == 4
+    broken = training.state()
+    broken["tensors"].popitem()
+    with pytest.raises(ValueError, match="missing or unknown"):  # the learner's part is damaged, and the replay has no segments
+        training.restore({**broken, "replay": {}})
+    assert len(replay) == 4
     replay.restore(whole)
     assert len(replay) == 4
 

@@ -72,26 +72,34 @@ class SegmentReplay:
             return {str(file.relative_to(folder)): np.fromfile(file, np.uint8) for file in files}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.uint8]]) -> None:
-        """Go on from a state. Raises ValueError if it is damaged, or of a buffer with another configuration; the buffer is as before then."""
-        found = PrioritizedReplayBuffer(self.buffer.config)
-        if state:
-            with tempfile.TemporaryDirectory(prefix="echo-rl-replay-") as folder:
-                for name, content in state.items():
-                    if Path(name).is_absolute() or ".." in Path(name).parts:
-                        raise ValueError(f"the replay has the file {name!r}, which lies outside its folder")
-                    file = Path(folder, name)
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    content.tofile(file)
-                try:
-                    found = PrioritizedReplayBuffer.load(folder)
-                except (CheckpointError, OSError) as error:
-                    raise ValueError(f"the replay cannot be restored: {error}") from error
-            theirs, mine = asdict(found.config), asdict(self.buffer.config)
-            if differ := [name for name in mine if theirs[name] != mine[name] and name != "seed"]:  # a run without a seed takes that of the checkpoint
-                found.close()
-                raise ValueError(f"the replay was kept with {differ[0]}={theirs[differ[0]]!r}, and this run has {mine[differ[0]]!r}")
+        """Go on from a state. Raises ValueError as ``loaded`` does; the buffer is as before then."""
+        self.take(self.loaded(state))
+
+    def take(self, buffer: PrioritizedReplayBuffer) -> None:
+        """Go on with a buffer that ``loaded`` returned."""
         self.buffer.close()
-        self.buffer = found
+        self.buffer = buffer
+
+    def loaded(self, state: Mapping[str, npt.NDArray[np.uint8]]) -> PrioritizedReplayBuffer:
+        """A state's buffer, which the caller gives to ``take``, or closes. Raises ValueError if the state is damaged, or of another configuration."""
+        if not state:
+            return PrioritizedReplayBuffer(self.buffer.config)
+        with tempfile.TemporaryDirectory(prefix="echo-rl-replay-") as folder:
+            for name, content in state.items():
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise ValueError(f"the replay has the file {name!r}, which lies outside its folder")
+                file = Path(folder, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                content.tofile(file)
+            try:
+                found = PrioritizedReplayBuffer.load(folder)
+            except (CheckpointError, OSError) as error:
+                raise ValueError(f"the replay cannot be restored: {error}") from error
+        theirs, mine = asdict(found.config), asdict(self.buffer.config)
+        if differ := [name for name in mine if theirs[name] != mine[name] and name != "seed"]:  # a run without a seed takes that of the checkpoint
+            found.close()
+            raise ValueError(f"the replay was kept with {differ[0]}={theirs[differ[0]]!r}, and this run has {mine[differ[0]]!r}")
+        return found
 
     def _scored(self, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """The plan and the reward of each environment's part: (environments, width) and (environments,)."""

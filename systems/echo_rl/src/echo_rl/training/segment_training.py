@@ -186,11 +186,17 @@ class SegmentTraining:
         return {**self.learner.state(), "replay": None if self.replay is None else self.replay.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state. Raises ValueError if it does not fit."""
+        """Go on from a state. Raises ValueError if it does not fit; nothing has changed then."""
         replay = state.get("replay")
-        if self.replay is not None and replay is not None:
-            self.replay.restore(replay)
-        self.learner.restore(state)
+        found = self.replay.loaded(replay) if self.replay is not None and replay is not None else None
+        try:
+            self.learner.restore(state)
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
+        if self.replay is not None and found is not None:
+            self.replay.take(found)
 
     def close(self) -> None:
         """End the other learners, and close the environments of the evaluation."""
