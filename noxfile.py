@@ -132,13 +132,16 @@ def transferqueue(session: nox.Session) -> None:
 
 @nox.session
 def rivals(session: nox.Session) -> None:
-    """Run the programs of docs/coming-from.md for the other libraries, each library in an environment of its own. Arguments go to pytest: -k echo."""
-    install(session, ["test", "rivals"], "echo-core[tcp,testing]")
+    """Run the pages' programs for other libraries, each library in an environment of its own. Arguments go to pytest: -k echo."""
+    session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
+    install(session, ["test", "rivals"], "echo-core[tcp,testing]", "echo-ipc")
     env = {
         "RIVAL_REVERB_PYTHON": reverb(session),
         "RIVAL_TORCHRL_PYTHON": environment(session, "torchrl", "torchrl>=0.14.1"),
         "RIVAL_STABLE_BASELINES3_PYTHON": environment(session, "sb3", "stable-baselines3>=2.4", "gymnasium>=1.0"),
         "RIVAL_TRANSFER_QUEUE_PYTHON": environment(session, "transferqueue", *TRANSFERQUEUE),
+        # Other versions have other methods. Of what its package needs, its memory uses numpy and PyTorch alone.
+        "RIVAL_UNI_RL_PYTHON": environment(session, "unilab", "--no-deps", "numpy", "unilab-rl==0.2.0"),
     }
     session.run("python", "-m", "pytest", "tests/docs/test_coming_from.py", *session.posargs, env=env)
 
@@ -148,7 +151,7 @@ def histories(session: nox.Session) -> None:
     """Run the model tests of tables of records over 100 000 random histories each, for about an hour. The argument is another number of them."""
     install(session, ["test", "build"], "echo-core[replay,samplers,testing]")
     env = {"ECHO_RECORD_HISTORIES": session.posargs[0] if session.posargs else "100000"}
-    session.run("python", "-m", "pytest", "--timeout", "0", "tests/replay/records/test_record_model.py", env=env)
+    session.run("python", "-m", "pytest", "--timeout", "0", "-o", "faulthandler_timeout=0", "tests/replay/records/test_record_model.py", env=env)
 
 
 @nox.session(venv_backend="none")
@@ -269,7 +272,7 @@ def soak(session: nox.Session) -> None:
     install(session, ["test", "build"], "echo-core[all,testing]")
     env = {"ECHO_SOAK_SECONDS": session.posargs[0] if session.posargs else "60"}
     places = ["tests", "samplers/tests", *map(str, Path().glob("plugins/*/tests")), *map(str, Path().glob("systems/*/tests"))]
-    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", *places, env=env)
+    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", "-o", "faulthandler_timeout=0", *places, env=env)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""docs/coming-from.md: each line of Echo in its tables is part of a program that the tests of the pages run, and the other libraries' programs run."""
+"""The pages about other libraries: the programs of the pages have the lines of Echo in the tables, and the libraries' own programs run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROGRAMS = re.compile(r"^```python.*?\n(.*?)^```$", re.M | re.S)
-RIVALS = dict(re.findall(r"^```python rival=(\w+)\n(.*?)^```$", (DOCS / "coming-from.md").read_text(), re.M | re.S))
+RIVAL = re.compile(r"^```python rival=(\w+)\n(.*?)^```$", re.M | re.S)
+RIVALS = dict(RIVAL.findall((DOCS / "coming-from.md").read_text()))
+((_, UNILAB),) = RIVAL.findall((DOCS / "ipc.md").read_text())
 #: Words and outlines, which are no lines of code.
 OUTLINES = {"Server(...).restore(folder)", "server.publish(...)", 'transport="tcp://..."', "torch.from_numpy(leaf)"}
 
@@ -35,14 +37,30 @@ def test_each_section_has_the_other_librarys_program() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("library", RIVALS)
+@pytest.mark.parametrize("library", [*RIVALS, "uni_rl"])
 def test_the_other_librarys_program_runs(library: str, tmp_path: Path) -> None:
     """In the environment that ./dev rivals has made for it, or in this one, if the library is here."""
+    run(interpreter(library), {**RIVALS, "uni_rl": UNILAB}[library], tmp_path)
+
+
+@pytest.mark.needs("echo-ipc", "torch")
+def test_the_program_of_unilab_runs_with_another_import(tmp_path: Path) -> None:
+    changed = UNILAB.replace("from uni_rl.ipc import", "from echo_ipc import")
+    assert changed != UNILAB
+    run(sys.executable, changed, tmp_path)
+
+
+def interpreter(library: str) -> str:
+    """The one that has a library. Skips the test if none has it."""
     python = os.environ.get(f"RIVAL_{library.upper()}_PYTHON")
     if python is None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    program = tmp_path / "page.py"
-    program.write_text(RIVALS[library])
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run([python or sys.executable, str(program)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=560, check=False)
+    return python or sys.executable
+
+
+def run(python: str, source: str, folder: Path) -> None:
+    program = folder / "page.py"
+    program.write_text(source)
+    env = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run([python, str(program)], cwd=folder, env=env, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
