@@ -148,10 +148,10 @@ def rivals(session: nox.Session) -> None:
 
 @nox.session
 def histories(session: nox.Session) -> None:
-    """Run the model tests of tables of records over 100 000 random histories each, for about an hour. The argument is another number of them."""
+    """Run the two model tests of tables of records over 100 000 random histories each, for about an hour on two cores. The argument is another number."""
     install(session, ["test", "build"], "echo-core[replay,samplers,testing]")
     env = {"ECHO_RECORD_HISTORIES": session.posargs[0] if session.posargs else "100000"}
-    session.run("python", "-m", "pytest", "--timeout", "0", "-o", "faulthandler_timeout=0", "tests/replay/records/test_record_model.py", env=env)
+    session.run("python", "-m", "pytest", "-n", "2", "--timeout", "0", "-o", "faulthandler_timeout=0", "tests/replay/records/test_record_model.py", env=env)
 
 
 @nox.session(venv_backend="none")
