@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -113,6 +115,25 @@ def test_a_killed_shard_is_left_out_and_comes_back_with_its_checkpoint(cluster: 
     assert learner.update_priorities(former[former["shard"] == 1], np.ones(int((former["shard"] == 1).sum()))) == (former["shard"] == 1).sum()
     assert learner.stats()["batches_degraded"] > 0
     learner._end()
+
+
+UNCLOSED = """
+import concurrent.futures.thread, sys, time
+import numpy as np
+from echo_cluster import ClusterLearner
+address, token = sys.argv[1:]
+learner = ClusterLearner([address], {"id": np.zeros((), np.int64), "x": np.zeros(4, np.float32)}, token=token)
+assert len(learner.sample(4).batch["id"]) == 4
+concurrent.futures.thread._python_exit()  # the interpreter calls this at its end, while the learner's thread runs on
+learner._upkeep.ask_now()
+time.sleep(0.5)
+"""
+
+
+def test_a_program_that_ends_without_closing_its_learner_says_nothing(cluster: LocalCluster) -> None:
+    address = str(cluster.wait(0).addresses[0])
+    done = subprocess.run([sys.executable, "-c", UNCLOSED, address, cluster.token], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_nobody_there_is_said(tmp_path: object) -> None:

@@ -77,7 +77,10 @@ class Upkeep:
             for shard in self.shards:
                 if not shard.busy and shard.due():
                     shard.busy = True
-                    self._workers.submit(self._keep, shard)
+                    try:
+                        self._workers.submit(self._keep, shard)
+                    except RuntimeError:  # the interpreter ends, and nobody has closed the learner
+                        return
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
 
