@@ -103,7 +103,7 @@ def test_twenty_kills(ray_nodes: Any, tmp_path: Path) -> None:
                 longest, draws = max(longest, time.monotonic() - began), draws + 1
 
         until(lambda: learner.stats()["items"] > 0)
-        learning = threading.Thread(target=learn)
+        learning = threading.Thread(target=learn, daemon=True)
         learning.start()
         pids: set[int] = set()
         for _ in range(WORKER_KILLS):  # phase 1: workers only, so nothing is there twice, and nothing acknowledged is lost
@@ -132,7 +132,7 @@ def test_twenty_kills(ray_nodes: Any, tmp_path: Path) -> None:
         over.clear()
         longest, draws = 0.0, 0
         (tmp_path / "pause").unlink()
-        learning = threading.Thread(target=learn)
+        learning = threading.Thread(target=learn, daemon=True)
         learning.start()
         lost, back, bounds = [], [], []
         for kill in range(SHARD_KILLS):  # phase 2: each shard is killed when the last one serves again
