@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def interpreter(library: str) -> str:
 def run(python: str, source: str, folder: Path) -> None:
     program = folder / "page.py"
     program.write_text(source)
-    env = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run([python, str(program)], cwd=folder, env=env, capture_output=True, text=True, timeout=560, check=False)
+    # Ray's sockets lie in the temporary folder, and the paths of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="rival-", ignore_cleanup_errors=True) as temporary:
+        env = {**os.environ, "TMPDIR": temporary}
+        done = subprocess.run([python, str(program)], cwd=folder, env=env, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
