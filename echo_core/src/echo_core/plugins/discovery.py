@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Any
 
 import pluggy
@@ -48,6 +48,7 @@ from .loading import (
     new_manager,
     register,
 )
+from .provided import provided
 from .resolvers import BUILT_IN
 
 __all__ = [
@@ -285,8 +286,7 @@ class PluginHost:
         try:
             if lacks_descriptors():
                 raise _unread(group)
-            for entry in entry_points(group=group):
-                name, number = _provider(entry)
+            for entry, name, number in provided(group):
                 disabled = self._disabled_by(entry.name, name)
                 found[PluginRecord(group, entry.name, entry.value, name, number, disabled)] = entry
         except OSError as error:
@@ -364,18 +364,6 @@ def _collision(record: PluginRecord, usable: list[PluginRecord]) -> str | None:
 def _unread(group: str) -> PluginError:
     importlib.invalidate_caches()  # a folder that could not be listed is kept as an empty one
     return PluginError(f"the installed plugins of {group} cannot be read: {no_descriptors()}")
-
-
-def _provider(entry: EntryPoint) -> tuple[str, str]:
-    """Name and version of the distribution that the entry point belongs to; "?" stands for a value that the distribution lacks.
-
-    A distribution that is being installed at this moment lists its entry points before its metadata is there, and must not break the
-    others. Depending on the version of Python, these values are then None or reading them raises.
-    """
-    try:
-        return (entry.dist.name or "?", entry.dist.version or "?") if entry.dist else ("?", "?")
-    except (KeyError, PackageNotFoundError):
-        return "?", "?"
 
 
 def _canonical(name: str) -> str:
