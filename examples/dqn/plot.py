@@ -24,18 +24,18 @@ _FAINT = "#d8dee4"
 def save(runs: list[Run], target: float, path: Path) -> None:
     """Draw `runs`, several seeds of several samplers, into a PNG."""
     names = list(dict.fromkeys(run.sampler for run in runs))
-    style: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
+    style: dict[Any, Any] = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
     with plt.rc_context(style):
-        figure, (growth, first, worth) = plt.subplots(1, 3, figsize=(13.5, 4.2), width_ratios=(2, 1.1, 1.1))
+        figure, (growth, first, worth) = plt.subplots(1, 3, figsize=(12, 4.8), width_ratios=(1.7, 1.1, 1.1))
         for name in names:
             mine = [run for run in runs if run.sampler == name]
             _band(growth, mine, name, lambda run: run.returns)
             _band(worth, mine, name, lambda run: run.effective)
         growth.axhline(target, color="#57606a", linewidth=0.9, linestyle="--")
-        growth.set(title="Greedy return (mean of the seeds; band: lowest to highest)", xlabel="transitions",
+        growth.set(title="Greedy return\n(mean of the seeds; band: lowest to highest)", xlabel="transitions",
                    ylabel="return", ylim=(0, 520))  # fmt: skip
         growth.legend(frameon=False, loc="lower right")
-        worth.set(title="What a batch of 64 is worth", ylabel="effective sample size", xlabel="transitions", ylim=(0, None))
+        worth.set(title="What a batch of 64\nis worth", ylabel="effective sample size", xlabel="transitions", ylim=(0, None))
         _first(first, runs, names, target)
         for axis in (growth, first, worth):
             axis.grid(axis="y", color=_FAINT, linewidth=0.7, zorder=0)
@@ -43,7 +43,7 @@ def save(runs: list[Run], target: float, path: Path) -> None:
             axis.set_major_formatter(lambda value, _: f"{value / 1000:g} k")
         seeds = len({run.seed for run in runs})
         title = f"DQN on CartPole-v1 through Echo: {len(names)} samplers, {seeds} seeds each"
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=14)
         figure.tight_layout(rect=(0, 0, 1, 0.97))
         figure.savefig(path, dpi=120)
         plt.close(figure)
@@ -67,8 +67,8 @@ def _first(axis: Any, runs: list[Run], names: list[str], target: float) -> None:
             steps = reached(run, target)
             x = at + 0.3 * ((place + 0.5) / len(mine) - 0.5)
             face = COLOURS[name] if steps is not None else "none"
-            axis.scatter([x], [longest * 1.06 if steps is None else steps], color=COLOURS[name], facecolor=face, s=34, zorder=2)
+            axis.scatter([x], [longest * 1.06 if steps is None else steps], color=COLOURS[name], facecolor=face, s=44, zorder=2)
         times = [longest * 1.06 if (steps := reached(run, target)) is None else steps for run in mine]
         axis.hlines(np.median(times), at - 0.28, at + 0.28, color=COLOURS[name], linewidth=2, zorder=2)
     axis.set_xticks(range(len(names)), names)
-    axis.set(title=f"Transitions until {target:g} (line: median; hollow: never)", ylim=(0, longest * 1.12))
+    axis.set(title=f"Transitions until {target:g}\n(line: median; hollow: never)", ylim=(0, longest * 1.12))
