@@ -35,10 +35,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def settle(folder: Path) -> None:
-    """Let the folder have changed long ago."""
-    past = folder.stat().st_mtime - 1000
-    os.utime(folder, (past, past))
+def settle(site: Path) -> None:
+    """Let the folder and what is in it have changed long ago."""
+    for path in (*site.iterdir(), site):
+        past = path.stat().st_mtime - 1000
+        os.utime(path, (past, past))
 
 
 def names() -> list[tuple[str, str, str]]:
@@ -66,7 +67,17 @@ def test_what_is_installed_removed_and_replaced_is_noticed(install: Callable[...
     assert names() == [("path", "echo-path", "2")]
 
 
-def test_a_folder_that_has_just_changed_is_read_again(install: Callable[..., None], site: Path, reads: list[float]) -> None:
+def test_files_of_other_kinds_may_come_and_go(install: Callable[..., None], site: Path, reads: list[float]) -> None:
+    """A job may write its results into the folder of its script, which is in the path."""
+    install("echo-way", "3", GROUP, {"way": "fake_way"})
+    settle(site)
+    for number in range(3):
+        (site / f"result-{number}").touch()
+        assert names() == [("way", "echo-way", "3")]
+    assert len(reads) == 1
+
+
+def test_a_distribution_that_has_just_changed_is_read_again(install: Callable[..., None], site: Path, reads: list[float]) -> None:
     """An installer makes the folder of a distribution before its files."""
     install("echo-way", "3", GROUP, {"way": "fake_way"})
     late = (site / "echo_way-3.dist-info" / "entry_points.txt").rename(site.parent / "later")

@@ -16,6 +16,7 @@ from ..base.descriptors import lacks_descriptors
 __all__ = ["Provided", "provided"]
 
 _SETTLED = 10.0  # seconds since the last change of a folder. An installer may still be writing in one that has just changed.
+_METADATA = (".dist-info", ".egg-info", "egg-info")  # ends of the names of folders, in lower case, that describe a distribution
 _PREFIX = "echo"  # of the names of Echo's groups
 
 
@@ -27,7 +28,17 @@ class Provided(NamedTuple):
     version: str
 
 
-_kept: tuple[Any, dict[str, list[Provided]]] | None = None  # replaced as a whole, so that threads need no lock
+class _Listed(NamedTuple):
+    """The distributions of one folder of `sys.path`."""
+
+    folder: tuple[int, int, int]  # what `os.stat` said
+    found: tuple[tuple[str, int], ...]  # each with its last change, in ns
+    settled: bool  # whether the folder had not changed for a while
+
+
+# Each is replaced as a whole, so that threads need no lock.
+_kept: tuple[Any, dict[str, list[Provided]]] | None = None
+_listed: dict[str, _Listed] = {}
 
 
 def provided(group: str) -> list[Provided]:
@@ -37,28 +48,39 @@ def provided(group: str) -> list[Provided]:
         OSError: no file descriptor is left.
     """
     global _kept
-    now, (folders, changed) = time.time(), _folders()
+    now = time.time_ns()
+    installed = [(path, listed.found) for path in sys.path if (listed := _list(path, now)).found]
     kept = _kept
-    if kept is None or kept[0] != folders:
-        kept = folders, _read()
+    if kept is None or kept[0] != installed:
+        kept = installed, _read()
+        changed = max((change for _, found in installed for _, change in found), default=0)
         # Without a file descriptor, a folder looks empty.
-        _kept = kept if now - changed > _SETTLED and _by_path() and not lacks_descriptors() else None
+        _kept = kept if _is_settled(changed, now) and _by_path() and not lacks_descriptors() else None
     return kept[1].get(group, [])
 
 
-def _folders() -> tuple[list[tuple[Any, ...]], float]:
-    """What tells whether the folders of `sys.path` are as they were, and when the last of them changed."""
-    found: list[tuple[Any, ...]] = []
-    changed = 0.0
-    for path in sys.path:
-        try:
-            state = os.stat(path or ".")
-        except OSError:
-            found.append((path,))
-        else:
-            found.append((path, state.st_dev, state.st_ino, state.st_mtime_ns))
-            changed = max(changed, state.st_mtime)
-    return found, changed
+def _list(path: str, now: int) -> _Listed:
+    """The distributions of a folder. It is listed again only if it has changed, or had just changed the last time."""
+    try:
+        state = os.stat(path or ".")
+        folder = (state.st_dev, state.st_ino, state.st_mtime_ns)
+        known = _listed.get(path)
+        if known is not None and known.folder == folder and known.settled:
+            return known
+        with os.scandir(path or ".") as entries:
+            found = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.name.lower().endswith(_METADATA))
+    except NotADirectoryError:  # an archive
+        folder, found = (state.st_dev, state.st_ino, state.st_mtime_ns), [("", state.st_mtime_ns)]
+    except OSError as error:
+        if lacks_descriptors(error):
+            raise
+        return _Listed((0, 0, 0), (), settled=False)
+    _listed[path] = listed = _Listed(folder, tuple(found), _is_settled(state.st_mtime_ns, now))
+    return listed
+
+
+def _is_settled(changed: int, now: int) -> bool:
+    return now - changed > _SETTLED * 1e9
 
 
 def _by_path() -> bool:
