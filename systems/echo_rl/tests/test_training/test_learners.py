@@ -211,6 +211,9 @@ def test_learners_end_with_the_trainer(how: signal.Signals) -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.send_signal(how)
-        _, words = process.communicate()
+        try:
+            _, words = process.communicate(timeout=90)
+        finally:
+            process.kill()
     assert process.returncode in (-how, 130) and ("KeyboardInterrupt" in words) == (how == signal.SIGINT), words
     until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes(), "the other learner ends", 60)
