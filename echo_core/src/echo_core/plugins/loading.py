@@ -104,6 +104,9 @@ class PluginRecord:
 # Why plugins could not be loaded, for listings. It is kept per process, because imports are per process too.
 _failures: dict[tuple[str, str, str], str] = {}
 
+# The module and the description of each plugin that was loaded. Asking a module again takes a millisecond.
+_described: dict[PluginRecord, tuple[Any, Any]] = {}
+
 
 def failure(record: PluginRecord) -> str | None:
     """Why this process's last attempt to load the plugin failed; None if it did not fail."""
@@ -125,6 +128,9 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
         found = entry.load()
         if record.group in (COMMANDS, RESOLVERS, LAUNCHERS):
             return _checked_object(record, found)
+        known = _described.get(record)
+        if known is not None and known[0] is found:
+            return known[1]
         info = _describe(record, found)
         if info is not None and info.api != PLUGIN_API:
             newer = isinstance(info.api, int) and info.api > PLUGIN_API
@@ -132,6 +138,7 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
                 f"{record} was written for echo plugin API {info.api}, and this echo-core has {PLUGIN_API}; a newer "
                 + (f"echo-core is needed: {how_to_install('echo-core')}" if newer else f"plugin is needed: {how_to_replace(record.distribution)}")
             )
+        _described[record] = found, info
         return info
 
     return _guarded(record, load)
