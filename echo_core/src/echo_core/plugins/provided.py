@@ -68,7 +68,7 @@ def _list(path: str, now: int) -> _Listed:
         if known is not None and known.folder == folder and known.settled:
             return known
         with os.scandir(path or ".") as entries:
-            found = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.name.lower().endswith(_METADATA))
+            found = sorted((entry.name, entry.stat(follow_symlinks=False).st_mtime_ns) for entry in entries if entry.name.lower().endswith(_METADATA))
     except NotADirectoryError:  # an archive
         folder, found = (state.st_dev, state.st_ino, state.st_mtime_ns), [("", state.st_mtime_ns)]
     except OSError as error:
