@@ -57,6 +57,7 @@ def test_the_error_of_a_table_says_it_too() -> None:
 
 def test_a_worker_that_acts_is_only_slow() -> None:
     with Server(EXAMPLE, 4, TCP) as server, Client(server.address, EXAMPLE) as client:
+        assert "; 1 worker connected, and nothing was sent yet; wait longer" in why(server)
         client.send(EXAMPLE)
         client.wait(60)
         assert "; 1 worker connected, and slower than the learner; start more of them" in why(server)

@@ -118,7 +118,9 @@ class SampleToInsertRatio(RateLimiter):
             raise ConfigError(f"{self}: min_diff {low:g} is above min_size_to_sample * samples_per_insert = {k * r:g}; lower it")
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}({self.samples_per_insert:g}, {self.min_size_to_sample}, ({self.min_diff:g}, {self.max_diff:g}))"
+        r, k, low, high = self.samples_per_insert, self.min_size_to_sample, self.min_diff, self.max_diff
+        buffer = f"{high - k * r:g}" if low + high == 2 * k * r else f"({low:g}, {high:g})"
+        return f"{type(self).__name__}({r:g}, {k}, {buffer})"
 
 
 class SamplesPerInsert(SampleToInsertRatio):

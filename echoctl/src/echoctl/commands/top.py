@@ -114,7 +114,7 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
         fill = Text.assemble(("store ", "dim"), _bar(snapshot.stored, snapshot.capacity, 20))
         figures.append(fill + Text(f" {short(snapshot.stored)}/{short(snapshot.capacity)}, {snapshot.leases_held} leased"))
     tables = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("table", "size of capacity", "inserts/s", "draws/s", "per insert", "limiter holds"):
+    for name in ("table", "size of capacity", "inserts/s", "draws/s", "draws per insert", "limiter holds"):
         tables.add_column(name, justify="left" if name in ("table", "limiter holds") else "right", no_wrap=name != "table", overflow="fold")
     for row in snapshot.tables:
         size = _bar(row.size, row.capacity, 6) + Text(f" {short(row.size)} of {short(row.capacity)}")

@@ -26,6 +26,8 @@ def why_no_samples(server: ServerState) -> str:
         behind = f", and {counted(len(relays), 'relay')}" if relays else ""
         newer = f" newer than version {published}" if published else ""
         return f"{connected}, {len(waiting)} waiting for weights{newer}{behind}; call publish()"
+    if workers and not any(peer.samples for peer in workers):
+        return f"{connected}, and nothing was sent yet; wait longer (timeout=), or look at what the workers do"
     if workers:
         return f"{connected}, and slower than the learner; start more of them, or wait longer (timeout=)"
     if server._listeners:
