@@ -69,11 +69,10 @@ def learned(output: str) -> float:
 
 
 def saved(folder: Path, step: int, target: int) -> str:
-    """Write the program of a step with a nearer target, because the test of each step need not wait for the whole of it. Its learner waits longer for
-    workers, because a busy machine takes long to import PyTorch in each of them."""
+    """Write the program of a step with a nearer target, because the test of each step need not wait for the whole of it."""
     program = programs()[step - 1]
     assert program.count("target=195") == 1
-    (folder / "dqn.py").write_text(program.replace("target=195", f"target={target}").replace("timeout=60", "timeout=240"))
+    (folder / "dqn.py").write_text(program.replace("target=195", f"target={target}"))
     return "dqn.py"
 
 
