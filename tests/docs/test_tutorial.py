@@ -21,7 +21,8 @@ pytest.importorskip("gymnasium")
 pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp"), pytest.mark.timeout(300)]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text()
-NETWORK, HERE, THERE = f"echo-tutorial-{os.getpid()}", "10.213.88.1", "10.213.88.2"
+# Each process has addresses of its own: a run that was killed leaves its network behind.
+NETWORK, HERE, THERE = f"echo-tutorial-{os.getpid()}", *(f"10.213.{os.getpid() % 256}.{end}" for end in (1, 2))
 NEAR_END, FAR_END = f"echo-a{os.getpid()}", f"echo-b{os.getpid()}"  # of the cable; at most 15 characters
 
 
