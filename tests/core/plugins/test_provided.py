@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -94,6 +96,17 @@ def test_another_path_is_noticed(install: Callable[..., None], site: Path, reads
     assert names() == []
     monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
     assert names() == [("way", "echo-way", "3")]
+
+
+def test_an_archive_may_be_in_the_path(site: Path, reads: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = site.parent / "packages.zip"
+    for version in ("1", "2"):
+        with zipfile.ZipFile(archive, "w") as written:
+            written.writestr("echo_way.dist-info/METADATA", f"Metadata-Version: 2.1\nName: echo-way\nVersion: {version}\n")
+            written.writestr("echo_way.dist-info/entry_points.txt", f"[{GROUP}]\nway = fake_way\n")
+        importlib.invalidate_caches()
+        monkeypatch.setattr(sys, "path", [str(archive), f"{archive}/inside", str(site / "missing"), *sys.path])
+        assert names() == [("way", "echo-way", version)]
 
 
 def test_a_finder_of_another_kind_is_always_asked(site: Path, reads: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Reading it opens a file of every distribution: 15 ms where a hundred are install
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
@@ -67,10 +68,11 @@ def _list(path: str, now: int) -> _Listed:
         known = _listed.get(path)
         if known is not None and known.folder == folder and known.settled:
             return known
-        with os.scandir(path or ".") as entries:
-            found = sorted((entry.name, entry.stat(follow_symlinks=False).st_mtime_ns) for entry in entries if entry.name.lower().endswith(_METADATA))
-    except NotADirectoryError:  # an archive
-        folder, found = (state.st_dev, state.st_ino, state.st_mtime_ns), [("", state.st_mtime_ns)]
+        if stat.S_ISDIR(state.st_mode):
+            with os.scandir(path or ".") as entries:
+                found = sorted((entry.name, entry.stat(follow_symlinks=False).st_mtime_ns) for entry in entries if entry.name.lower().endswith(_METADATA))
+        else:  # an archive
+            found = [("", state.st_mtime_ns)]
     except OSError as error:
         if lacks_descriptors(error):
             raise
