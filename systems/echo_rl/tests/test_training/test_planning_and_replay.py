@@ -139,14 +139,14 @@ def test_a_damaged_replay_is_refused_and_changes_nothing() -> None:
         ({**whole, largest: np.append(whole[largest][:-1], whole[largest][-1] ^ 1)}, "cannot be restored"),
     ):
         with pytest.raises(ValueError, match=text):
-            replay.restore(wrong)
+            replay.loaded(wrong)
         assert len(replay) == 4
     broken = training.state()
     broken["tensors"].popitem()
     with pytest.raises(ValueError, match="missing or unknown"):  # the learner's part is damaged, and the replay has no segments
         training.restore({**broken, "replay": {}})
     assert len(replay) == 4
-    replay.restore(whole)
+    replay.take(replay.loaded(whole))
     assert len(replay) == 4
 
 

@@ -71,10 +71,6 @@ class SegmentReplay:
             files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
             return {str(file.relative_to(folder)): np.fromfile(file, np.uint8) for file in files}
 
-    def restore(self, state: Mapping[str, npt.NDArray[np.uint8]]) -> None:
-        """Go on from a state. Raises ValueError as ``loaded`` does; the buffer is as before then."""
-        self.take(self.loaded(state))
-
     def take(self, buffer: PrioritizedReplayBuffer) -> None:
         """Go on with a buffer that ``loaded`` returned."""
         self.buffer.close()
