@@ -1,7 +1,7 @@
 """Run tox's environments, several at a time, and print the outcome of all tests in the last line.
 
-    python tools/suites.py                    # every suite on Python 3.11, and what may differ between Pythons on the newest one too
-    python tools/suites.py --every-python     # the same, with each Python that is installed instead of the newest one
+    python tools/suites.py                    # every suite; what may differ between Pythons also on the newest one
+    python tools/suites.py --every-python     # every suite; what may differ between Pythons also on each that is installed
     python tools/suites.py --quick            # a choice of tests on one Python, about five minutes: the environment `quick`
     python tools/suites.py py311-tcp ...      # these
 
