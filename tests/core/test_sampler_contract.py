@@ -122,6 +122,15 @@ class Lies(Proportional):
         return drawn, np.full(n, 1 / len(self))
 
 
+class Window(Proportional):
+    """The newest hundred keys, uniformly, with the probabilities that all keys would have."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        super().sample(n, rng)
+        newest = np.array(list(self._held)[-100:], np.uint64)
+        return newest[rng.integers(len(newest), size=n)], np.full(n, 1 / len(self))
+
+
 class OwnDice(Proportional):
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         return super().sample(n, np.random.default_rng())
@@ -145,6 +154,7 @@ class Ghosts(Proportional):
         (Lies, "test_the_probabilities_are_true"),
         (Lies, "test_a_batch_is_drawn_like_single_keys"),
         (Lies, "test_a_history_leaves_the_distribution_true"),
+        (Window, "test_a_full_sampler_tells_the_truth"),
         (OwnDice, "test_equal_samplers_and_seeds_draw_equal_keys"),
         (HalfDone, "test_a_call_that_raises_has_changed_nothing"),
         (Ghosts, "test_deleted_keys_are_never_drawn"),

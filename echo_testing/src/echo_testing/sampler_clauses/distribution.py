@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from .keys import keys
+from echo_core.store.sampler import Sampler
+
+from .keys import CAPACITY, keys
 
 
 class DistributionClauses:
@@ -78,8 +82,19 @@ class DistributionClauses:
             pytest.skip("does not draw at random")
         sampler, rng = self.played(), np.random.default_rng(7)
         sampler.update(keys(*range(1, 40, 3)), 0.25 + rng.random(13))
-        held, n = len(sampler), 10
-        truth = {key: (key * 37 % 11) / 10 for key in self.held_keys(sampler)}
+        self._draws_are_true(sampler, self.held_keys(sampler), rng)
+
+    def test_a_full_sampler_tells_the_truth(self) -> None:
+        """The same holds for as many keys as a table has rows: a window, or levels of a tree, matter only when there are many keys."""
+        if self.expected(range(3), [1.0] * 3) is not None:
+            pytest.skip("does not draw at random")
+        sampler = self.filled(*range(CAPACITY), priorities=[1.0 + key % 5 for key in range(CAPACITY)])
+        self._draws_are_true(sampler, range(CAPACITY), np.random.default_rng(8))
+
+    def _draws_are_true(self, sampler: Sampler, held: Sequence[int], rng: np.random.Generator) -> None:
+        """Checks draws of ten keys of a sampler that holds the keys `held`."""
+        n = 10
+        truth = {key: (key * 37 % 11) / 10 for key in held}
         counts, said, means = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0.0), []
         for _ in range(self.DRAWS // n):
             drawn, probabilities = sampler.sample(n, rng)
@@ -87,7 +102,7 @@ class DistributionClauses:
                 assert said[key] in (0.0, probability), f"key {key} has two probabilities"
                 counts[key] += 1
                 said[key] = probability
-            means.append(np.mean([truth[key] for key in drawn.tolist()] / (held * probabilities)))
+            means.append(np.mean([truth[key] for key in drawn.tolist()] / (len(truth) * probabilities)))
         draws = self.DRAWS // n * n
         unseen = sum(1 for probability in said.values() if probability == 0)
         total = sum(said.values())
