@@ -251,7 +251,7 @@ class Uplink:
     def connecting(self) -> str:
         """A hook: a sentence for people that says which worker waits for which learner while there is no link yet."""
         trouble = f": {self.trouble}" if self.trouble else ""
-        return f"worker {os.getpid()} waits for a learner at {self.address}{trouble}"
+        return f"{self.options.role} {os.getpid()} waits for a learner at {self.address}{trouble}"
 
     def bytes_sent(self) -> int:
         return self._bytes[0] + (self.link.sent if self.link else 0)
@@ -406,7 +406,7 @@ class Uplink:
             except OSError as error:
                 self.trouble = error.with_traceback(None)
             if time.monotonic() - start >= patience:
-                text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this worker again"
+                text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this {self.options.role} again"
                 self.end(ConnectionClosedError(text))
             self.over.wait(min(next(pauses), left))
         return None
@@ -566,6 +566,6 @@ class Uplink:
                 self.gate.changed.notify_all()
             over = self.over.is_set() or self.parting
         if isinstance(error, JobEnded):
-            log.info("worker %d: the learner at %s has ended the job", os.getpid(), self.address)
+            log.info("%s %d: the learner at %s has ended the job", self.options.role, os.getpid(), self.address)
         elif not over:
-            log.warning("worker %d lost the learner at %s: %s", os.getpid(), self.address, error)
+            log.warning("%s %d lost the learner at %s: %s", self.options.role, os.getpid(), self.address, error)

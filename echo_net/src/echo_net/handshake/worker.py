@@ -101,17 +101,17 @@ class ClientHandshake(Handshake):
         return self._ready()
 
     def _refused(self, body: dict[str, Any]) -> None:
-        code, text = printable(body.get("code", ""), 32), printable(body.get("text", ""), 2048)
+        code, text, role = printable(body.get("code", ""), 32), printable(body.get("text", ""), 2048), self._hello["role"]
         if code == "auth":
             where = getattr(self._token, "where", "")
-            raise SecurityError(f"the learner refused this worker: {text}{where and f'. This worker used {where}'}")
+            raise SecurityError(f"the learner refused this {role}: {text}{where and f'. This {role} used {where}'}")
         if code == "role" and "token" in text:
-            raise SecurityError(f"the learner refused this worker: {text}")
+            raise SecurityError(f"the learner refused this {role}: {text}")
         if code == "spec":
             raise SpecError(f"Server spec mismatch: {self._difference or text}; give both ends the same example")
         if code == "version":
             text += f" (this end speaks Echo protocol {PROTOCOL_VERSION}, {software()})"
-        raise HandshakeRefused(f"the learner refused this worker ({code}): {text}", code)
+        raise HandshakeRefused(f"the learner refused this {role} ({code}): {text}", code)
 
     def _challenge(self, body: dict[str, Any]) -> bytes:
         auth = self._field(body, "auth", str)
@@ -119,12 +119,12 @@ class ClientHandshake(Handshake):
         self.peer = {"server": self._field(body, "server", str, HEX32), "auth": auth}
         if auth == "token" and not self._token:
             raise SecurityError(
-                "the learner asks for a token and this worker has none; set ECHO_TOKEN or"
+                f"the learner asks for a token and this {self._hello['role']} has none; set ECHO_TOKEN or"
                 " ECHO_TOKEN_FILE to the learner's"
             )
         if auth == "none" and self._token and not self._allow_unauthenticated:
             raise SecurityError(
-                "this worker holds a token but the learner asks for none, so it may be anybody;"
+                f"this {self._hello['role']} holds a token but the learner asks for none, so it may be anybody;"
                 " give the learner the token, or allow it with allow_unauthenticated=True"
             )
         if auth not in ("token", "none"):
@@ -144,7 +144,7 @@ class ClientHandshake(Handshake):
             expected = mac_of(self._token, LEARNER_LABEL, before)
             if not hmac.compare_digest(expected.encode(), mac.encode("utf-8", "replace")):
                 raise SecurityError(
-                    "the learner could not prove that it holds this worker's token; check the"
+                    f"the learner could not prove that it holds this {self._hello['role']}'s token; check the"
                     " address, and ECHO_TOKEN or ECHO_TOKEN_FILE at both ends"
                 )
         if self._table and body.get("table") != self._table:

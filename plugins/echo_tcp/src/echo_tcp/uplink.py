@@ -77,7 +77,7 @@ class Uplink:
         link = self._dial_until(start, seconds, self._over.wait)
         if isinstance(link, BaseException):
             raise EchoTimeoutError(
-                f"worker {self._worker.name!r} could not reach {self._address} within "
+                f"{self._options.role} {self._worker.name!r} could not reach {self._address} within "
                 f"{shown(seconds)} s ({link}); {advice(self._address, link, tokens=self._options.protocol != 'echo1')}"
             ) from link
         self._attach(link)
@@ -104,7 +104,7 @@ class Uplink:
                     self._worker.accept_weights()
                 if events & _worker.OVER:
                     if self._worker.job_ended:
-                        log.info("worker %r: the learner at %s has ended the job", self._worker.name, self._address)
+                        log.info("%s %r: the learner at %s has ended the job", self._options.role, self._worker.name, self._address)
                     return
                 if events & _worker.LINK_LOST:
                     self._return()
@@ -121,7 +121,7 @@ class Uplink:
         if broken is not None and self._broken_links.believed(*broken):
             worker.fail(f"{why} (this ended {MOST} connections in a row)", True)
             return
-        log.warning("worker %r lost %s: %s", worker.name, self._address, why)
+        log.warning("%s %r lost %s: %s", self._options.role, worker.name, self._address, why)
         if broken is not None and self._pause(FIRST_PAUSE):  # a learner that breaks the protocol each time is not dialled all the time
             return
         try:
@@ -130,10 +130,10 @@ class Uplink:
             worker.fail(f"{why}, and returning failed: {error}")
             return
         if isinstance(link, BaseException):
-            worker.fail(f"{why}, and it was not back within {seconds:g} s ({link}); start the learner, and this worker again")
+            worker.fail(f"{why}, and it was not back within {seconds:g} s ({link}); start the learner, and this {self._options.role} again")
             return
         again = "restarted learner" if self._attach(link) else "learner again"
-        log.info("worker %r is connected to the %s at %s", worker.name, again, self._address)
+        log.info("%s %r is connected to the %s at %s", self._options.role, worker.name, again, self._address)
 
     def _attach(self, link: Link) -> bool:
         """Hand a link to the engine. Returns whether the learner has been restarted meanwhile."""
