@@ -272,6 +272,19 @@ def test_doctor_looks_at_the_machine_and_the_way_to_a_server(serve, echoctl, tmp
     assert open_token.code == 1 and failure["what"] == "token" and "chmod 600" in failure["found"]
 
 
+def test_doctor_fails_only_for_plugins_that_the_server_needs(serve, echoctl, tmp_path: Path) -> None:
+    server = serve()
+    info = tmp_path / "echo_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[echo.transports]\nbroken = no_such_module\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    for address, code, status in (((), 1, "failure"), ((server.address,), 0, "warning")):
+        done = echoctl("doctor", *address, "--json", PYTHONPATH=path)
+        (broken,) = [line for line in done.json if "no_such_module" in line["found"]]
+        assert done.code == code and broken["status"] == status
+
+
 @pytest.mark.needs("echo-rdma")
 def test_what_a_transport_found_is_shown(serve, echoctl) -> None:
     (shown,) = echoctl("plugins", "show", "rdma", "--json", UCX_TLS="tcp").json
@@ -382,7 +395,7 @@ def test_doctor_tries_the_token_of_a_server(serve, echoctl, tmp_path: Path) -> N
     home = {"XDG_CONFIG_HOME": str(token.parent.parent)}
     done = echoctl("doctor", server.address, "--json", **home)
     (failure,) = [line for line in done.json if line["status"] == "failure"]
-    assert failure["what"] == "connection" and f"This worker used the token file {token}" in failure["found"]
+    assert failure["what"] == "connection" and f"This observer used the token file {token}" in failure["found"]
     assert failure["fix"].endswith(f"scp -p 127.0.0.1:.config/echo/token {token}")
     away = echoctl("doctor", "tcp://192.0.2.7:5555", "--json", "--timeout", 0.5, **home)
     assert "copy" not in json.dumps(away.json), "this machine has a token"

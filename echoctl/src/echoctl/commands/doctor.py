@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 import numpy as np
@@ -47,11 +47,14 @@ def command(address: str | None, timeout: float, as_json: bool) -> int:
     """Find problems of this machine. Each check prints one line: ok, warning or failure, with the fix.
 
     With ADDRESS it also checks the way to a running server: name, port, token, version, a round trip and the clocks. The exit code is 1
-    if a check fails.
+    if a check fails; with ADDRESS, plugins that it does not need only give warnings.
     """
-    findings = [finding for check in _CHECKS for finding in _safely(check)]
-    if address is not None:
-        findings += list(_server(Address.parse(address), timeout))
+    server = None if address is None else Address.parse(address)
+    needed = None if server is None else server.scheme
+    findings = [*_safely(_versions), *_safely(_plugins, needed), *_safely(_transports, needed)]
+    findings += [finding for check in _MACHINE_CHECKS for finding in _safely(check)]
+    if server is not None:
+        findings += _server(server, timeout)
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -63,10 +66,10 @@ def command(address: str | None, timeout: float, as_json: bool) -> int:
     return int(any(status == FAILURE for status, *_ in findings))
 
 
-def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _safely(check: Callable[..., Iterator[Finding]], *arguments: str | None) -> list[Finding]:
     """Run one check. If it raises, the others still run."""
     try:
-        return list(check())
+        return list(check(*arguments))
     except Exception as error:
         return [Finding(WARNING, check.__name__.strip("_"), f"cannot be checked: {type(error).__name__}: {error}")]
 
@@ -91,13 +94,14 @@ def _versions() -> Iterator[Finding]:
         )
 
 
-def _plugins() -> Iterator[Finding]:
+def _plugins(needed: str | None) -> Iterator[Finding]:
+    """Only the plugin named `needed` can fail; None means that any can."""
     for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS, discovery.LAUNCHERS):
         noun = group.rpartition(".")[2]
         records = discovery.default.examine(group)
         for record in records:
             if record.error:
-                yield Finding(FAILURE, noun, record.error)
+                yield Finding(FAILURE if needed in (None, record.name) else WARNING, noun, record.error)
         usable = [f"{record.name} ({record})" for record in records if not record.error and not record.disabled]
         if usable:
             yield Finding(OK, noun, ", ".join(usable))
@@ -107,20 +111,21 @@ def _plugins() -> Iterator[Finding]:
             yield Finding(WARNING, noun, "none is installed", how_to_install(first) + also)
 
 
-def _transports() -> Iterator[Finding]:
-    """The findings of the transports about their libraries and devices. This imports them; listing them did not."""
+def _transports(needed: str | None) -> Iterator[Finding]:
+    """The findings of the transports about their libraries and devices. This imports them; listing them did not. For `needed` see `_plugins`."""
     seen = set()
     for record in discovery.default.examine(discovery.TRANSPORTS):
         if record.error or record.disabled:
             continue
+        worst: Literal["warning", "failure"] = FAILURE if needed in (None, record.name) else WARNING
         try:
             cls = discovery.transport_class(record.name)
             for finding in cls.findings():
                 if finding not in seen:  # one class may have several names
                     seen.add(finding)
-                    yield finding
+                    yield finding if finding.status != FAILURE else finding._replace(status=worst)
         except Exception as error:
-            yield Finding(FAILURE, record.name, str(error) or type(error).__name__)
+            yield Finding(worst, record.name, str(error) or type(error).__name__)
 
 
 def _memory() -> Iterator[Finding]:
@@ -191,7 +196,7 @@ def _token() -> Iterator[Finding]:
         yield Finding(OK, "token", f"{name}{mode}")
 
 
-_CHECKS = (_versions, _plugins, _transports, _memory, _shared_memory, _files, _processors, _ports, _token)
+_MACHINE_CHECKS = (_memory, _shared_memory, _files, _processors, _ports, _token)
 
 
 def _server(address: Address, timeout: float) -> Iterator[Finding]:
