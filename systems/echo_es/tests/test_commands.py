@@ -83,7 +83,7 @@ def address(folder: Path, server: subprocess.Popen[str]) -> str:
     return file.read_text().strip()
 
 
-def test_a_search_is_run_watched_ended_and_resumed(tmp_path: Path) -> None:
+def test_a_search_is_run_watched_ended_and_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = ("--transport", f"tcp://127.0.0.1:{free_port()}", "--address-file", "address")
     search = ("--strategy", "SepCMAES", "--dims", "4", "--population", "8", "--set", "sigma=0.5", "--max-epochs", "40")
     serve = ("serve", *place, *search, "--log", "search.log", "--result", "theta.npy")
@@ -106,6 +106,9 @@ def test_a_search_is_run_watched_ended_and_resumed(tmp_path: Path) -> None:
     found = read_log(tmp_path / "search.log")
     assert [epoch for epoch, _ in found.epochs] == list(range(1, 41))
     np.testing.assert_allclose(np.load(tmp_path / "theta.npy"), 1.0, atol=0.2)
+    with running(tmp_path, *serve) as third:
+        assert third.wait(WAIT) == 0
+    assert "the search of search.log is over already; a larger --max-epochs goes on" in capfd.readouterr().err
 
 
 def test_ctrl_c_ends_the_job(tmp_path: Path) -> None:
@@ -184,6 +187,7 @@ def test_a_benchmark_has_figures() -> None:
         (("serve", "--population", "4", "--result", "x.npy"), "only a server with one experiment that has a strategy"),
         (("serve",), "population must be a whole number from 1"),
         (("worker", "os", "tcp://127.0.0.1:1"), "give package.module:name"),
+        (("worker", "tcp://127.0.0.1:1", "os:sep"), "give package.module:name"),
         (("worker", "os:nothing", "tcp://127.0.0.1:1"), "has no attribute 'nothing'"),
         (("worker", "os:sep", "tcp://127.0.0.1:1"), "must be a function or a class"),
     ],

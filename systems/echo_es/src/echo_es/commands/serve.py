@@ -110,6 +110,8 @@ def serve(search: str | None, transport: str, evochi: str | None, population: in
             click.echo(f"address: {address}" + (f"\nmetrics: {metrics}" if metrics is not None else ""))
         if address_file is not None:
             write_whole(address_file, f"{address}\n".encode())
+        if log is not None and server.wait(0):
+            click.echo(f"the search of {log} is over already; a larger --max-epochs goes on, and another --log begins a new one", err=True)
         while not over.is_set() and not server.wait(_LOOK):
             pass
         _report(server, as_json)

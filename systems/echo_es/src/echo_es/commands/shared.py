@@ -22,7 +22,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def named(source: str) -> Any:
     """What `package.module:name` is; the folder of the command is searched as well. Raises ConfigError if there is no such thing."""
     module, colon, name = source.partition(":")
-    if not colon or not module or not name:
+    if not colon or not module or not name or "/" in source:  # with a slash it is an address or a path
         raise ConfigError(f"{source!r} names nothing; give package.module:name")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -154,7 +154,7 @@ def build(description: Mapping[str, Any]) -> Strategy:
     options = dict(description)
     name = options.pop("strategy", None)
     if name not in _HOME:
-        raise ConfigError(f"strategy: there is no {name!r}; choose one of {', '.join(sorted(_HOME))}")
+        raise ConfigError(f"strategy: there is no {name!r}; choose one of {', '.join(sorted(_HOME.keys() - {'Whole'}))}")
     made = getattr(import_module(f".{_HOME[name]}", __package__), name)
     try:
         strategy: Strategy = made(**options)
