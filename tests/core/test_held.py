@@ -118,3 +118,15 @@ def test_readers_that_leave_large_draws_unfetched_stay_within_the_budget() -> No
             for client in clients:
                 client.close()
     assert server.client_memory.stats()["held_bytes"] == 0
+
+
+def test_who_only_reserves_pushes_out_nobody() -> None:
+    memory, held = ClientMemory(400), Held()
+    accounts = [peer(memory, held, f"w{number}").memory for number in range(5)]
+    for account in accounts[:4]:
+        account.take(100, push_out=False)
+    with pytest.raises(EchoError, match="as much memory for its clients as it may"):
+        accounts[4].take(100, push_out=False)
+    assert not any(account.closed for account in accounts)
+    accounts[4].take(100)
+    assert [account.closed for account in accounts] == [True, False, False, False, False], "without this, the one that was not used for longest goes"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from record_chunks import Worker, record
 
 from echo_core import CheckpointError, MinSize, Queue, Ragged, Table
+from echo_core.spec.ragged import RaggedSpec
+from echo_core.store.sampler import Keys, Priorities, Sampler
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
 EXAMPLE = {"tokens": Ragged(np.int32, most=500), "boxes": Ragged(np.float32, (2,), "box", 9), "task": np.int64(0)}
+SPEC = RaggedSpec.from_example(EXAMPLE)
 
 
 def sample(task: int) -> dict:
@@ -147,3 +154,87 @@ def test_items_in_a_file(tmp_path: Path) -> None:
     for task in range(100):
         table.submit(sample(task))
     assert check(table.sample(100, timeout=0)) == list(range(100))
+
+
+def test_records_that_wait_for_room_are_kept(tmp_path: Path) -> None:
+    """Their workers were told that they are stored."""
+    before = opened(rate_limiter=Queue(2))
+    worker = Worker(before, 7)
+    for task in (1, 2, 3):
+        worker.put(*worker.cut(record(SPEC, [np.asarray(value) for value in SPEC.treedef.flatten_up_to(sample(task))], priority=1.0, version=task)))
+    assert before.stats()["size"] == 2 and before.stats()["records_waiting"] == 1
+    before.checkpoint(tmp_path)
+    after = opened(rate_limiter=Queue(2))
+    after.restore(tmp_path)
+    assert after.stats()["size"] == 2 and after.stats()["records_waiting"] == 1
+    assert [check(after.sample(1, timeout=0)) for _ in range(3)] == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 501), (0, 100), (-1, None)])
+def test_a_damaged_waiting_record_is_refused(at: int, value: int | None) -> None:
+    """A checksum detects accidents, but not what somebody changed on purpose: a length that is impossible or wrong, or a missing end."""
+    table = opened(rate_limiter=Queue(1))
+    worker = Worker(table, 7)
+    for task in (1, 2):
+        worker.put(*worker.cut(record(SPEC, [np.asarray(value) for value in SPEC.treedef.flatten_up_to(sample(task))])))
+    saved = table.below(np.empty(0, np.uint32))
+    table.check_records(**named(saved))
+    waiting = saved["waiting"][:at].copy() if value is None else saved["waiting"].copy()
+    if value is not None:
+        waiting[:4].view(np.uint32)[at] = value
+    with pytest.raises(ValueError, match="waiting record|longer than"):
+        table.check_records(**named({**saved, "waiting": waiting}))
+
+
+def named(saved: dict) -> dict:
+    return {"lengths": saved["lengths"], "data": saved["bytes"], "waiting": saved["waiting"]}
+
+
+class Interrupted(Sampler):
+    """Gives the oldest key. While its state is saved, `happens` is called."""
+
+    storage = "replay"
+    replacement = True
+
+    @dataclass(frozen=True)
+    class Options:
+        capacity: int
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.held: dict[int, None] = {}
+        self.happens: Callable[[], None] = lambda: None
+
+    def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
+        self.held.update(dict.fromkeys(keys.tolist()))
+
+    def delete(self, keys: Keys) -> None:
+        for key in keys.tolist():
+            del self.held[key]
+
+    def update(self, keys: Keys, priorities: Priorities) -> None:
+        pass
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        return np.full(n, next(iter(self.held)), np.uint64), np.ones(n)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def state(self) -> dict[str, np.ndarray]:
+        self.happens()
+        return {"keys": np.array(list(self.held), np.uint64)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self.held = dict.fromkeys(state["keys"].tolist())
+
+
+def test_a_record_that_came_during_the_pause_enters_after_it(tmp_path: Path) -> None:
+    """Nothing else need come: a learner may wait for this record."""
+    table = Table("r", EXAMPLE, capacity=300, max_bytes=1 << 20, sampler=Interrupted(capacity=300), rate_limiter=MinSize(2)).open(1)
+    table.submit(sample(1))
+    worker = Worker(table, 7)
+    data = record(SPEC, [np.asarray(value) for value in SPEC.treedef.flatten_up_to(sample(2))])
+    table.sampler.happens = lambda: worker.put(*worker.cut(data))
+    table.checkpoint(tmp_path)
+    assert table.stats()["size"] == 2 and table.stats()["records_waiting"] == 0

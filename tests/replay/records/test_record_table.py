@@ -10,6 +10,7 @@ import pytest
 from record_chunks import BEGINS, ENDS, PAYLOAD, Worker, record
 
 from echo_core import ConfigError, EchoError, EchoTimeoutError, MinSize, Queue, Ragged, Server, SpecError, Steps, Table
+from echo_core.base.memory.client_memory import ClientMemory
 from echo_core.spec.ragged import RaggedSpec
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -441,3 +442,41 @@ def test_writers_and_learners_at_the_same_time_see_whole_items() -> None:
     for thread in threads:
         thread.join()
     assert not errors, errors[0]
+
+
+def test_chunks_of_clients_that_never_were_here_are_forgotten() -> None:
+    """What a worker writes into its chunks decides whose they are, so it could make the server keep any number of half-sent records."""
+    table = queue()
+    table.use_memory(ClientMemory(5 * SPEC.max_record_bytes))
+    chunks = [Worker(table, client).cut(record(SPEC, arrays(1, 3000)))[0] for client in range(1, 31)]
+    worker = Worker(table, 1)
+    worker.put(*chunks)
+    stats = table.stats()
+    assert stats["records_half_sent_bytes"] <= 10 * SPEC.max_record_bytes and stats["records_refused"] == 30 - stats["records_half_sent"] > 0
+    table.peer_gone(1, "22" * 16, [])
+    table.forget_lost_workers(0)
+    assert table.stats()["records_half_sent"] == 0
+
+
+def test_a_batch_with_a_bad_sample_inserts_nothing() -> None:
+    table = queue()
+    with pytest.raises(SpecError, match="sample 2 of the batch: leaf 'logprobs' has 5000 rows"):
+        table.submit_batch([sample(0, 5), sample(1, 5), sample(2, 5000), sample(3, 5)])
+    assert len(table) == 0
+
+
+def test_a_writer_that_waits_for_bytes_says_so() -> None:
+    table = queue(max_bytes=200_000, batch_size=1)
+    with pytest.raises(EchoTimeoutError, match=r"bytes \(max_bytes\) are free, and a sample may need [\d,]+; the learner samples slower"):
+        for task in range(1000):
+            table.submit(sample(task, 4096), timeout=0.1)
+
+
+def test_another_batch_has_the_same_lengths() -> None:
+    table = queue()
+    table.submit_batch([sample(0, 5), sample(1, 6)])
+    drawn = table.sample(2, timeout=0)
+    copy = {name: value.copy() for name, value in drawn.batch.items()}
+    assert check(drawn.with_batch(copy)) == [0, 1]
+    with pytest.raises(SpecError, match="leaf 'tokens' has 10 rows, and this batch has 11"):
+        drawn.with_batch({**copy, "tokens": copy["tokens"][:10]})

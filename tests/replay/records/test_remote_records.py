@@ -8,12 +8,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from echo_core import Client, ConfigError, EchoError, EchoTimeoutError, Queue, Ragged, Server, SpecError, Table
 from echo_core.base.errors import ProtocolError
+from echo_testing.processes import until
 
 pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp")]
 
@@ -36,7 +39,9 @@ def check(drawn, lengths: list[int], first: int = 0) -> None:
 
 def make(**options) -> Server:
     options = {"sampler": "fifo", "rate_limiter": Queue(100), "max_bytes": 32 << 20, **options}
-    return Server(tables=[Table("r", EXAMPLE, capacity=100, **options)], batch_size=4, transport="tcp://127.0.0.1:0").start()
+    memory = options.pop("client_memory", None)
+    table = Table("r", EXAMPLE, capacity=100, **options)
+    return Server(tables=[table], batch_size=4, transport="tcp://127.0.0.1:0", client_memory=memory).start()
 
 
 def test_batches_of_every_size_come_as_they_were_sent() -> None:
@@ -162,3 +167,41 @@ def test_answers_that_lie_are_refused(lengths: list[int], changes: dict, words: 
         figures = {"items": 1, "bytes": 28, "whole": True, **changes}
         with pytest.raises(ProtocolError, match=words):
             table._announced({"n": 1}, figures, blob)
+
+
+def test_statistics_do_not_wait_for_a_send() -> None:
+    with make(rate_limiter=Queue(4)) as server, Client(server.address, EXAMPLE, max_inflight_msgs=1) as client:
+        over = threading.Event()
+
+        def send() -> None:
+            with suppress(EchoError):
+                for task in range(1000):
+                    client.send(sample(task, MOST), 60)
+            over.set()
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        until(lambda: "waiting for space" in [peer.state for peer in server.peers()], "a send waits")
+        assert client.stats()["samples"] >= 1 and client.unacknowledged >= 1 and not over.is_set()
+        server.close()
+        sending.join()
+
+
+def test_more_workers_than_fit_lose_nothing() -> None:
+    """The memory suffices for the half-sent samples of four workers: the others wait until one leaves, and cut off nobody."""
+    longest = 4 * MOST + 9 * 8 + 8
+    with make(client_memory=4 * longest + longest // 2) as server:
+
+        def work(worker: int) -> None:
+            with Client(server.address, EXAMPLE, timeout=60) as client:
+                for number in range(3):
+                    client.send(sample(10 * worker + number, MOST), 60)
+                client.wait(60)
+
+        with ThreadPoolExecutor(6) as pool:
+            working = [pool.submit(work, worker) for worker in range(6)]
+            seen = [int(server.table("r").sample(1, 60).batch["task"][0]) for _ in range(18)]
+            for each in working:
+                each.result()
+        assert sorted(seen) == sorted(10 * worker + number for worker in range(6) for number in range(3))
+        assert server.stats()["table/r/records_incomplete"] == 0

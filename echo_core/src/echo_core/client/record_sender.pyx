@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """Sends samples of varying length: checks each one, cuts it into chunks, and passes the chunks to a connection.
 
-All chunks of one call go into one `Connection.send_batch`, which takes all or none of them. So a call that raises, after a timeout or after
-Ctrl-C, has sent no part of a record, and a record is cut off only if this process dies.
+All chunks of one call go into one `Connection.send_batch`, which takes all or none of them unless it is interrupted. So a call that raises after a
+timeout has sent no part of a record. After Ctrl-C it may have sent all of it, or the first records of a batch.
 """
 cimport cython
 from cpython.object cimport PyObject
@@ -65,7 +65,9 @@ cdef class RecordSender:
     """
 
     cdef RaggedFlattener flattener
-    cdef object send_chunks, unacknowledged, held, lock, origin, scratch
+    cdef object send_chunks, unacknowledged, held, origin, scratch
+    cdef object lock      # held by the call that sends, which may wait for long
+    cdef object counting  # guards `chunks`, `records` and `ends`, so that statistics need not wait for that call
     cdef uint64_t stream           # the head of the next chunk: it goes on only when chunks were taken
     cdef uint64_t chunks, records  # that the connection has taken
     cdef deque[uint64_t] ends      # the value of `chunks` after each record that may be unacknowledged
@@ -74,7 +76,7 @@ cdef class RecordSender:
     def __cinit__(self, object spec, object send_batch, object unacknowledged, str client_id, object held):
         self.flattener = RaggedFlattener(spec)
         self.send_chunks, self.unacknowledged, self.held = send_batch, unacknowledged, held
-        self.lock, self.origin = threading.Lock(), Origin("this sender of records")
+        self.lock, self.counting, self.origin = threading.Lock(), threading.Lock(), Origin("this sender of records")
         self.scratch = np.empty((64, CHUNK_BYTES), np.uint8)
         self.stream = <uint64_t>client_number(client_id) << 16
         self.prune_at = OPEN_RECORDS
@@ -155,13 +157,14 @@ cdef class RecordSender:
             stream = self.cut(chunks, leaves, sizes.data(), headers, n, total)
             self.send_chunks(chunks[:total], timeout)
             self.stream = stream
-            self.records += n
-            for i in range(n):
-                self.chunks += counts[i]
-                self.ends.push_back(self.chunks)
-            if <Py_ssize_t>self.ends.size() >= self.prune_at:
-                self.prune()
-                self.prune_at = max(<Py_ssize_t>OPEN_RECORDS, 2 * <Py_ssize_t>self.ends.size())
+            with self.counting:
+                self.records += n
+                for i in range(n):
+                    self.chunks += counts[i]
+                    self.ends.push_back(self.chunks)
+                if <Py_ssize_t>self.ends.size() >= self.prune_at:
+                    self.prune()
+                    self.prune_at = max(<Py_ssize_t>OPEN_RECORDS, 2 * <Py_ssize_t>self.ends.size())
         finally:
             self.lock.release()
         return 0
@@ -189,7 +192,7 @@ cdef class RecordSender:
         return wait.left()
 
     cdef int prune(self) except -1:
-        """Forget records that are acknowledged. Call with the lock held."""
+        """Forget records that are acknowledged. The caller holds `counting`."""
         cdef int64_t done = <int64_t>self.chunks - <int64_t>self.unacknowledged()
         while not self.ends.empty() and <int64_t>self.ends.front() <= done:
             self.ends.pop_front()
@@ -198,7 +201,7 @@ cdef class RecordSender:
     def counted(self, stats):
         """Return the connection's `stats()` with its counters of samples in records; those of chunks get names of their own."""
         self.origin.check()
-        with self.lock:
+        with self.counting:
             self.prune()
             left = <Py_ssize_t>self.ends.size()
             return {

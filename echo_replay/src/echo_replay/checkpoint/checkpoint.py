@@ -52,6 +52,7 @@ FORMAT = 2
 CHUNK_BYTES = 8 << 20  # bytes of items that are copied and written at once
 MAPPED_BYTES = 64 << 20  # files of at least this size are mapped
 COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
+RECORDS = ("lengths", "bytes", "waiting")
 FIGURES = ("inserts", "samples", "policy_version", "random")
 WRITING = ".echo-writing-"  # the names of folders that are not complete yet begin with this
 LOCK, MANIFEST = "lock", "manifest.json"
@@ -69,7 +70,7 @@ class Saved(NamedTuple):
     leaves: list[np.ndarray]
     first: int  # number of the first step whose bytes are complete; see step_checkpoint.py
     steps: tuple[dict[str, np.ndarray], list[np.ndarray]] | None
-    records: tuple[np.ndarray, np.ndarray] | None = None  # lengths and bytes, as RecordTable.below returned them
+    records: tuple[np.ndarray, ...] | None = None  # RECORDS, as RecordTable.below returned them
 
 
 def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Path:
@@ -420,11 +421,11 @@ def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
             snapshot, stored = fitted(table, snapshot, stored, saved)
         table_snapshot.check(table, snapshot)
         if isinstance(table, RecordTable):
-            lengths, data = (_load_array(folder, files, f"records/{column}") for column in ("lengths", "bytes"))
-            if len(lengths) != len(snapshot["rows"]):
-                raise ValueError(f"{len(lengths)} records of {len(snapshot['rows'])} items")
-            table.check_records(lengths, data)
-            return Saved(snapshot, stored, leaves, 0, None, (lengths, data))
+            records = tuple(_load_array(folder, files, f"records/{column}") for column in RECORDS)
+            if len(records[0]) != len(snapshot["rows"]):
+                raise ValueError(f"{len(records[0])} records of {len(snapshot['rows'])} items")
+            table.check_records(*records)
+            return Saved(snapshot, stored, leaves, 0, None, records)
         if not isinstance(table, StepTable):
             return Saved(snapshot, stored, leaves, 0, None)
         first = described["first"]

@@ -253,7 +253,7 @@ public:
             std::lock_guard<std::mutex> lock(mutex_);
             held_ = on;
         }
-        if (!on) after_space();
+        if (!on) after_pause();
     }
     const Rows &rows() const { return rows_; }
     // The items' bytes are in their rows already; the sampler and the remover are restored separately. order: the rows, oldest item first.
@@ -382,6 +382,11 @@ private:
                (generations_.of(batch->rows[i]) == batch->generations[i] && (!follower_ || follower_->whole(batch, i)));
     }
     void after_insert();
+    // As after_space(), for room that was there all the time while nobody could take it.
+    void after_pause() {
+        if (follower_) follower_->resumed();
+        after_space();
+    }
     void after_space();
 
     const uint32_t capacity_;

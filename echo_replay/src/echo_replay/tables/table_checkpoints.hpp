@@ -18,6 +18,7 @@ inline void Table::resume() {
         deferred_.clear();
     }
     resumed_.notify_all();
+    if (follower_) follower_->resumed();
     after_insert();
 }
 
@@ -80,7 +81,7 @@ inline bool Table::take_preserved(std::vector<uint32_t> *rows, std::unique_ptr<c
         std::lock_guard<std::mutex> lock(mutex_);
         some = preserved_.take(rows, bytes);
     }
-    if (some) after_space();
+    if (some) after_pause();
     return some;
 }
 
@@ -89,7 +90,7 @@ inline void Table::end_copy() {
         std::lock_guard<std::mutex> lock(mutex_);
         preserved_.end();
     }
-    after_space();
+    after_pause();
 }
 
 }  // namespace echo::replay

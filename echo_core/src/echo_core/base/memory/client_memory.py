@@ -125,11 +125,14 @@ class Account:
         self._waiting = 0
         self._measured = 0
 
-    def take(self, n: int) -> None:
+    def take(self, n: int, push_out: bool = True) -> None:
         """Reserve `n` bytes before they are allocated. If it raises, nothing is reserved.
 
+        Args:
+            push_out: whether connections that hold more are cut off, if there is no room otherwise.
+
         Raises:
-            EchoError: this connection would hold more than its share, or it is the one that would hold most.
+            EchoError: this connection would hold more than its share, or there is no room for it.
             ConnectionClosedError: the account is closed.
         """
         memory, ended = self.memory, []
@@ -145,7 +148,7 @@ class Account:
                 )
             while memory._used + n > memory.limit:
                 worst = max(memory._accounts, key=lambda account: (account.held, -account.used_at), default=self)
-                if worst is self or worst.held < wanted:
+                if not push_out or worst is self or worst.held < wanted:
                     memory._refused += 1
                     break
                 worst._end()

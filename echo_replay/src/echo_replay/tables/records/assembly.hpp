@@ -5,6 +5,7 @@
 // Lengths come from the worker. They are checked before memory is allocated, and every chunk has to fit into what they promise.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -29,6 +30,7 @@ class Assembly {
 public:
     explicit Assembly(const RecordLayout &layout) : layout_(layout) {}
 
+    uint64_t limit = UINT64_MAX;  // bytes of the half-sent records of all clients together
     uint64_t incomplete = 0;  // records whose end never came
     uint64_t refused = 0;     // records whose lengths are not possible, or do not agree with their bytes
 
@@ -79,6 +81,7 @@ public:
             read(&client.header, from);
             if (!layout_.fits(client.header.lengths)) return refuse(&client);
             client.size = layout_.bytes_of(client.header.lengths), client.filled = 0;
+            if (client.size > limit - std::min(limit, held_)) return refuse(&client);
             client.bytes.reset(new (std::nothrow) char[client.size ? client.size : 1]);
             if (!client.bytes) return refuse(&client);
             ++open_, held_ += client.size;

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import optree
 
+from echo_core.base.errors import SpecError
 from echo_core.spec.packed import PackedBatch
 
 if TYPE_CHECKING:
@@ -93,9 +94,15 @@ class RecordSample(PackedSample):
         return self._column("weights")
 
     def with_batch(self, batch: Any) -> RecordSample:
-        """Return the same figures with another batch of the same lengths, such as a copy of this one's. The result holds nothing of this sample."""
+        """Return the same figures with another batch of the same lengths, such as a copy of this one's. The result holds nothing of this sample.
+
+        Raises SpecError if a leaf has another number of rows.
+        """
         spec = self.packed.spec
         arrays = optree.tree_leaves(batch, namespace=spec.namespace)
+        for leaf, mine, other in zip(spec.leaves, self.packed.arrays, arrays, strict=True):
+            if len(other) != len(mine):
+                raise SpecError(f"leaf {leaf.path!r} has {len(other)} rows, and this batch has {len(mine)}: with_batch() takes a batch of the same lengths")
         offsets = [self.offsets[axis].copy() for axis in spec.axes]
         info = self.info.copied() if hasattr(self.info, "copied") else self.info
         return RecordSample(spec, arrays, offsets, info, None if self._lease is None else self._lease.copied())

@@ -34,7 +34,7 @@ from echo_core.store.sampler import check_keys, must_be_positive
 from echo_core.wire.identity import client_number
 
 ROW = Spec.from_example({"record": np.zeros(4, np.uint64)})  # 32 bytes: struct RecordRow of record_layout.hpp
-GIVEN_UP_SECONDS = 60.0  # a worker that is gone for so long does not go on with the record that it was sending
+GIVEN_UP_SECONDS = 600.0  # a worker that is gone for so long does not go on with the record that it was sending
 MOST_UNITS_ITEMS = 1 << 16  # items of one draw by units
 
 cdef enum:
@@ -117,6 +117,7 @@ cdef class RecordTable(ReplayTable):
 
     cdef object put_batch(self, object samples, object timeout, object priorities, object policy_version):
         cdef RecordHeader header
+        cdef vector[const void*] unused
         cdef uint64_t[::1] room
         cdef Py_ssize_t i
         self.opened()
@@ -127,6 +128,13 @@ cdef class RecordTable(ReplayTable):
             raise ValueError(f"{counted(len(samples), 'sample')} need as many priorities, not {len(given)}")
         bits = [self._priority(priority) for priority in given]
         header.version = self._version(policy_version)
+        samples = list(samples)  # another thread may change the caller's
+        unused.resize(self.fit.count)
+        for i in range(len(samples)):  # all are checked before the first one is inserted
+            try:
+                self.fit.pointers(samples[i], unused.data(), header.lengths)
+            except SpecError as error:
+                raise SpecError(f"sample {i} of the batch: {error}") from error
         keys = np.empty(len(samples), np.uint64)
         room = keys
         for i in range(len(samples)):
@@ -208,22 +216,27 @@ cdef class RecordTable(ReplayTable):
         self.given_up.pop(client_number(peer.id), None)
         self.forget_lost_workers()
         # A worker may leave the longest record half-sent. So its memory is reserved now, before any length is known: later nothing has to wait for it.
+        # If there is no room, this worker has to wait until another one leaves. To cut off another one would not help: it returns at once.
         try:
-            peer.memory.take(self.records.max_record_bytes)
+            peer.memory.take(self.records.max_record_bytes, push_out=False)
         except EchoError as error:
             peer.memory.cut_off(f"table {self.name!r} needs {self.records.max_record_bytes:,} bytes for the sample that it sends: {error}")
 
     def peer_gone(self, connection, client_id, workers) -> None:
-        # The record that the client was sending is kept for a while: a client that only lost its connection goes on in the middle.
-        if client_id is not None and client_id not in workers:
-            self.given_up.setdefault(client_number(client_id), time.monotonic())
+        # The record that the client was sending is kept for a while: a client that only lost its connection goes on in the middle. Whose chunks these
+        # are is known by what their sender wrote into them, which may be the number of a client that never was here.
+        cdef uint64_t client
+        here = {client_number(worker) for worker in workers}
+        for client in self.stored.clients():
+            if client not in here:
+                self.given_up.setdefault(client, time.monotonic())
         self.forget_lost_workers()
         ReplayTable.peer_gone(self, connection, client_id, workers)
         self.settle()
 
     def forget_lost_workers(self, seconds=GIVEN_UP_SECONDS) -> None:
         """Drop the half-sent records of workers that have been gone for so many seconds. This happens by itself when clients come and leave, and
-        earlier if these records take more than the server's `client_memory`."""
+        earlier if all half-sent records take more than twice the server's `client_memory`."""
         now = time.monotonic()
         for client, since in sorted(self.given_up.items(), key=lambda entry: entry[1]):
             if now - since >= seconds or self.stored.counters().half_sent_bytes > self.half_sent_limit:
@@ -444,7 +457,11 @@ cdef class RecordTable(ReplayTable):
         text = ReplayTable.who_blocks_writers(self)
         if self.table.limited(True, 1):
             return text
-        return f"table {self.name!r}: {c.pages_free * PAGE_BYTES:,} of {c.pages * PAGE_BYTES:,} bytes (max_bytes) are free; {text}"
+        free = f"{c.pages_free * PAGE_BYTES:,} of {c.pages * PAGE_BYTES:,} bytes (max_bytes) are free"
+        if c.pages_free * PAGE_BYTES < self.records.max_record_bytes and not self.table.counters().on_loan:
+            return (f"table {self.name!r}: {free}, and a sample may need {self.records.max_record_bytes:,}; the learner samples slower than the workers "
+                    f"insert")
+        return f"table {self.name!r}: {free}; {text}"
 
     def bytes_to_come(self) -> int:
         return ReplayTable.bytes_to_come(self)
@@ -456,7 +473,9 @@ cdef class RecordTable(ReplayTable):
             raise ConfigError(
                 f"table {self.name!r}: one sample can take {self.records.max_record_bytes:,} bytes, and a worker may make the server hold "
                 f"{memory.share:,}; lower most= of the example's axes, or raise Server(client_memory=), of which one worker gets a quarter")
-        self.half_sent_limit = memory.limit
+        # Memory is reserved for what connected workers send. Those that left, and may return, keep no more than that again.
+        self.half_sent_limit = 2 * memory.limit
+        self.stored.limit_half_sent(self.half_sent_limit)
 
     def lock_pages(self, place):
         self.stored.lock_pages(page_lock(place))
@@ -477,14 +496,26 @@ cdef class RecordTable(ReplayTable):
     # ---- checkpoints: see checkpoint/checkpoint.py -------------------------------------------------------------------------------
 
     def below(self, rows):
-        """Return the records of the items in `rows`: their `lengths`, uint32 of shape (n, 4), and their `bytes`, one after another."""
+        """Return the records of the items in `rows`, and those that wait for room. Call it while the table is paused.
+
+        Returns:
+            `lengths`, uint32 of shape (n, 4), and `bytes`, one after another, of the items; and `waiting`, the header and the bytes of each record that
+            was acknowledged and has found no room yet.
+        """
         cdef const uint32_t[::1] of = np.ascontiguousarray(rows, np.uint32)
         cdef size_t n = len(rows), i
         cdef uint64_t total = 0
         cdef RecordRow row
         cdef uint32_t[:, ::1] into
         cdef uint8_t[::1] to
+        cdef vector[char] held
         self.opened()
+        with nogil:
+            held = self.stored.waiting_records()
+        waiting = np.empty(held.size(), np.uint8)
+        if waiting.size:
+            to = waiting
+            memcpy(&to[0], held.data(), held.size())
         lengths = np.empty((n, 4), np.uint32)
         into = lengths
         for i in range(n):
@@ -493,7 +524,7 @@ cdef class RecordTable(ReplayTable):
             total += row.bytes
         data = np.empty(total, np.uint8)
         if total == 0:
-            return {"lengths": lengths, "bytes": data}
+            return {"lengths": lengths, "bytes": data, "waiting": waiting}
         to = data
         total = 0
         with nogil:
@@ -501,15 +532,13 @@ cdef class RecordTable(ReplayTable):
                 if self.stored.row_of(of[i]).bytes:
                     self.stored.copy_record(of[i], <char*>&to[total])
                 total += self.stored.row_of(of[i]).bytes
-        return {"lengths": lengths, "bytes": data}
+        return {"lengths": lengths, "bytes": data, "waiting": waiting}
 
-    def check_records(self, lengths, data) -> None:
-        """Raise ValueError unless records with these lengths have so many bytes and find room in this table."""
+    def check_records(self, lengths, data, waiting) -> None:
+        """Raise ValueError unless records with these lengths have so many bytes and find room in this table, and `waiting` is as `below` returned it."""
+        self._headers(waiting)
         if lengths.dtype != np.uint32 or lengths.ndim != 2 or lengths.shape[1] != 4 or data.dtype != np.uint8 or data.ndim != 1:
             raise ValueError("lengths and bytes of records must be uint32[n, 4] and uint8[n]")
-        most = np.array([*self.records.most, 0, 0, 0, 0][:4], np.uint32)
-        if (lengths > most).any():
-            raise ValueError(f"a record is longer than {self.records.most}")
         sizes = self._sizes(lengths)
         if sizes.sum() != len(data):
             raise ValueError(f"records of {sizes.sum()} bytes have {len(data)}")
@@ -517,23 +546,47 @@ cdef class RecordTable(ReplayTable):
         if needed > self.stored.page_bytes():
             raise CheckpointError(f"table {self.name!r}: the checkpoint's items need {needed:,} bytes, and max_bytes is {self.stored.page_bytes():,}; raise it")
 
+    def _headers(self, waiting):
+        """Return where the headers of the `waiting` records begin, and the sizes of the bytes behind them. Raises ValueError."""
+        if waiting.dtype != np.uint8 or waiting.ndim != 1:
+            raise ValueError("waiting records must be uint8[n]")
+        found, at = [], 0
+        while at < len(waiting):
+            if len(waiting) - at < sizeof(RecordHeader):
+                raise ValueError("a waiting record is cut off")
+            size = int(self._sizes(waiting[at:at + 16].copy().view(np.uint32)[None])[0])
+            found.append((at, size))
+            at += sizeof(RecordHeader) + size
+        if at != len(waiting):
+            raise ValueError(f"waiting records of {at} bytes have {len(waiting)}")
+        return found
+
     def _sizes(self, lengths):
+        """Return the bytes of records with these lengths, uint32 of shape (n, 4). Raises ValueError if one is too long for this table."""
+        if (lengths > np.array([*self.records.most, 0, 0, 0, 0][:4], np.uint32)).any():
+            raise ValueError(f"a record is longer than {self.records.most}")
         rows = np.array([*self.records.row_bytes, 0, 0, 0, 0][:4], np.int64)
         return self.records.fixed_bytes + lengths.astype(np.int64) @ rows
 
-    def restore_records(self, rows, loaned, lengths, data) -> None:
-        """Put the records that `below` returned into a table whose items, in the same `rows`, are restored already."""
+    def restore_records(self, rows, loaned, lengths, data, waiting) -> None:
+        """Put the records that `below` returned into a table whose items, in the same `rows`, are restored already. `check_records` was called."""
         cdef const uint32_t[::1] of = np.ascontiguousarray(rows, np.uint32)
         cdef const uint32_t[:, ::1] each = np.ascontiguousarray(lengths)
         cdef const int64_t[::1] sizes = self._sizes(lengths)
         cdef const uint8_t[::1] bytes_ = data
         cdef const uint8_t[::1] out = np.isin(rows, loaned).view(np.uint8)
+        cdef const uint8_t[::1] held = waiting
+        cdef RecordHeader header
         cdef int64_t at = 0
         cdef size_t i
         self.opened()
         for i in range(len(rows)):
             self.stored.place_record(of[i], &each[i, 0], <const char*>&bytes_[at] if sizes[i] else NULL, out[i] == 0)
             at += sizes[i]
+        for at, _ in self._headers(waiting):
+            memcpy(&header, &held[at], sizeof(header))
+            self.stored.add_waiting(header, <const char*>&held[0] + at + sizeof(header))
+        self.settle()
 
     @property
     def rows_spec(self):

@@ -3,7 +3,8 @@
 // * Transports put chunks into a landing area. Chunks become records outside the table, in a buffer of their client (assembly.hpp), so a record enters
 //   the table whole or not at all, and a client that sends slowly holds up nobody.
 // * A record's bytes are in pages (pages.hpp), which are free at once when its item is removed, no matter who removes it.
-// * A complete record that finds no room waits, and new chunks with it. A queue evicts nothing, and other tables evict by their remover.
+// * A complete record that finds no room waits, and new chunks with it. A queue evicts nothing, and other tables evict by their remover. Its client
+//   has been told that it is stored, so checkpoints contain it.
 // * Items are drawn as those of any table. Their bytes are copied without a lock, and the items' generations tell whether they were overwritten
 //   meanwhile (SYNC generation). So pages may be overwritten only after the generation of their item has advanced.
 //
@@ -83,6 +84,17 @@ public:
         return assembly_.forget(client);
     }
 
+    // The clients from which chunks have come, until they are forgotten.
+    std::vector<uint64_t> clients() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return assembly_.clients();
+    }
+    // The half-sent records of all clients together take no more bytes: further ones are refused.
+    void limit_half_sent(uint64_t bytes) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        assembly_.limit = bytes;
+    }
+
     // ---- a writer of this process ----------------------------------------------------------------------------------------------
     // Inserts one record whose leaves are at `from`. ECHO_FULL: there is no room for it now.
     int insert(const RecordHeader &header, const char *const *from, uint64_t *key);
@@ -115,11 +127,20 @@ public:
     void copy_record(uint32_t of, char *to) const { Pages::Cursor(pages_, row(of)->first).read(to, row(of)->bytes); }
     // The restored item in this row has these lengths and bytes. There are pages enough. drawable: it is not given out to a learner.
     void place_record(uint32_t of, const uint32_t *lengths, const char *from, bool drawable);
+    // The records that wait for room, one after another: each one's header and bytes.
+    std::vector<char> waiting_records();
+    // Adds one that waits. It enters the table at the next settle() that finds room.
+    void add_waiting(const RecordHeader &header, const char *from);
 
     // ---- the table tells: its mutex is held --------------------------------------------------------------------------------------
     void gone(uint32_t row) override;
     void forgotten(const uint32_t *rows, size_t n) override {
         for (size_t i = 0; i < n; ++i) count_rows(*row(rows[i]), -1);
+    }
+    // ---- the table tells: its mutex is not held ----------------------------------------------------------------------------------
+    // Otherwise a record that came during the pause would wait until another one comes, and learners with it.
+    void resumed() override {
+        if (waiting_.load(std::memory_order_relaxed)) settle();
     }
 
     bool closed() const { return items_->closed(); }
@@ -469,6 +490,30 @@ inline void Records::place_record(uint32_t of, const uint32_t *lengths, const ch
     to.first = pages_.take(Pages::of(to.bytes));
     Pages::Cursor(pages_, to.first).write(from, to.bytes);
     if (drawable) count_rows(to, 1);
+}
+
+inline std::vector<char> Records::waiting_records() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t total = 0;
+    for (const WholeRecord &record : waiting_records_) total += sizeof record.header + record.size;
+    std::vector<char> out(total);
+    char *to = out.data();
+    for (const WholeRecord &record : waiting_records_) {
+        std::memcpy(to, &record.header, sizeof record.header);
+        std::memcpy(to + sizeof record.header, record.bytes.get(), record.size);
+        to += sizeof record.header + record.size;
+    }
+    return out;
+}
+
+inline void Records::add_waiting(const RecordHeader &header, const char *from) {
+    WholeRecord record;
+    record.header = header, record.size = layout_.bytes_of(header.lengths);
+    record.bytes.reset(new char[record.size ? record.size : 1]);
+    std::memcpy(record.bytes.get(), from, record.size);
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_records_.push_back(std::move(record));
+    waiting_.store(waiting_records_.size(), std::memory_order_relaxed);
 }
 
 inline RecordCounters Records::counters() {

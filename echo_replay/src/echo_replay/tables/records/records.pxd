@@ -55,6 +55,8 @@ cdef extern from "tables/records/records.hpp" namespace "echo::replay" nogil:
         int claim(uint32_t, echo_run*)
         int wait_space(int64_t)
         cbool forget_client(uint64_t)
+        vector[uint64_t] clients() except +
+        void limit_half_sent(uint64_t)
         int insert(const RecordHeader&, const char**, uint64_t*)
         int wait_room(const uint32_t*, int64_t)
         void settle()
@@ -69,6 +71,8 @@ cdef extern from "tables/records/records.hpp" namespace "echo::replay" nogil:
         RecordRow row_of(uint32_t)
         void copy_record(uint32_t, char*)
         void place_record(uint32_t, const uint32_t*, const char*, cbool)
+        vector[char] waiting_records() except +
+        void add_waiting(const RecordHeader&, const char*) except +
         uint64_t page_bytes()
 
     Door* open_records(Records*) except +

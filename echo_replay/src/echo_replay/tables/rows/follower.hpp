@@ -29,6 +29,9 @@ public:
     // The items in these rows cannot be drawn any more. They are removed now, or when their last batch is gathered. The caller holds the table's
     // mutex.
     virtual void forgotten(const uint32_t *, size_t) {}
+    // Writers may find room again although nothing was removed: a pause or a hold has ended, or a checkpoint needs fewer rows as they were. The
+    // caller holds no lock.
+    virtual void resumed() {}
 };
 
 }  // namespace echo::replay
