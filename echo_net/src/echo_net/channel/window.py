@@ -313,6 +313,8 @@ class Window:
     def leftovers(self) -> Sequence[tuple[int, Buffer, bool]]:
         """The samples that are not acknowledged, as `Connection.leftovers` returns them."""
         self._number_gathered()
+        while (chunk := self.gatherer.collect()) is not None:  # reserved rows that were committed, and wait until their chunk is full
+            self._append(chunk.count, chunk, chunk.labelled)
         out: list[tuple[int, Buffer, bool]] = []
         for entry in (*self._sent, *self._unsent):
             done = max(0, self.acknowledged + 1 - entry.first)

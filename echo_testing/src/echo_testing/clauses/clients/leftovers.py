@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import echo_core
-from echo_core.base.errors import ConfigError
+from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError
 from echo_core.client.client import Client
 from echo_core.client.leftovers import Leftover
 from echo_core.server.server import Server
+from echo_core.wire.reservation import Reservation
 
 from ... import workers
 from ...processes import until
 from ...rig import PATIENCE, Rig, hear
-from ...samples import example, sample, stacked
+from ...samples import assert_same, example, sample, stacked
 from .. import carrier
 
 COUNT = 60  # samples for each of two tables
@@ -58,6 +59,26 @@ def _check_stored(server: Server, least: int = 1, count: int = COUNT) -> None:
         given = {n: p for n, p in zip(numbers, priorities.tolist()) if maker == 2 or n % 4}
         assert given == {n: more + n for n in given}
     assert server.table("second").policy_versions()[0].tolist() == list(range(least, count + 1))
+
+
+def _fill(client: Client, number: int) -> Reservation | None:
+    """A reserved slot with a sample, which is not committed. None if the learner has the memory of all slots, and is gone."""
+    try:
+        slot = client.reserve(timeout=0)
+    except ConnectionClosedError:
+        return None
+    for name, value in sample(1, number).items():
+        slot.sample[name][...] = value
+    return slot
+
+
+def _commit(client: Client, number: int) -> int | None:
+    """Make a sample in place. Returns its number, or None as `_fill` does."""
+    slot = _fill(client, number)
+    if slot is None:
+        return None
+    slot.commit()
+    return number
 
 
 def _without_learner(rig: Rig) -> tuple[Server, Client]:
@@ -109,6 +130,33 @@ class LeftoverClauses:
         assert (left.table, left.labels, left.priorities, left.policy_versions) == (None, None, None, None)
         assert left.samples["number"].tolist() == list(range(1, 11))
         assert left.samples["filler"].dtype == example()["filler"].dtype and left.samples["filler"].shape[1:] == example()["filler"].shape
+
+    def test_samples_that_were_made_in_place_are_handed_out(self, rig: Rig) -> None:
+        server = rig.server(batch_size=4)
+        client = rig.client(server, timeout=PATIENCE)
+        client.send(sample(1, 0))
+        client.wait()
+        server.close(timeout=1, restarting=True)
+        until(lambda: not client.stats()["connected"], "the client has noticed it")
+        given = [_commit(client, number) for number in (1, 2, 3)]
+        held = _fill(client, 90)  # it is never committed, and may lie behind committed ones
+        given.append(_commit(client, 4))
+        if (aborted := _fill(client, 91)) is not None:
+            aborted.abort()
+        given.append(_commit(client, 5))
+        for number in (6, 7, 8):
+            client.send(sample(1, number))
+        (left,) = client.close(leftovers=True)
+        assert sorted(left.samples["number"].tolist()) == [number for number in given if number is not None] + [6, 7, 8]
+        order = left.samples["number"].tolist()
+        assert [number for number in order if number >= 6] == [6, 7, 8], "reserved slots have no order, and those of send() have one"
+        for row, number in enumerate(order):
+            assert_same({name: array[row] for name, array in left.samples.items()}, sample(1, number))
+        (same,) = client.close(leftovers=True)
+        assert same.samples["number"].tolist() == order
+        if held is not None:
+            with pytest.raises(ClosedError):
+                held.commit()
 
     def test_steps_are_not_handed_out(self, rig: Rig) -> None:
         server = rig.server(tables=[echo_core.Table("steps", example(), capacity=64, sampler="fifo", items=echo_core.Sequences(2))], batch_size=1)
