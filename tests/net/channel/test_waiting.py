@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from echo_core.base import waiting as base_waiting
 from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
 from echo_core.server.statistics import metrics, waiting_workers
 from echo_core.wire.protocol import Kind, frame, pack_header
+from echo_net.channel import connection as connection_module
 from echo_net.channel.connection import ChannelConnection
 from echo_net.channel.link import wait_until
 from echo_testing.processes import forked, returns, until
@@ -242,6 +243,19 @@ def test_where_warnings_are_errors_it_is_closed_as_well(monkeypatch: pytest.Monk
         assert [text.partition(";")[0] for text in raised] == ["unclosed connection to local://learner"]
         assert server.sample(10).batch["number"].tolist() == [0, 1]
         until(lambda: not server.peers(), "it has left")
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_at_exit_every_connection_is_closed_even_where_warnings_are_errors(action: Literal["always", "error"], monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve() as server:
+        left_open = [connect(), connect()]
+        monkeypatch.setattr(connection_module, "_open", set(left_open))
+        warned = pytest.warns if action == "always" else pytest.raises
+        with warnings.catch_warnings(), warned(ResourceWarning, match="unclosed connection to local://learner"):
+            warnings.simplefilter(action, ResourceWarning)
+            connection_module._at_exit()
+        assert all(connection.uplink.closing for connection in left_open)
+        until(lambda: not server.peers(), "both have said goodbye")
 
 
 def test_wait_until_keeps_the_time() -> None:

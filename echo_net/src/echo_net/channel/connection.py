@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -356,9 +356,10 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    for connection in list(_open):
-        connection._warn()
-        _abandon(connection.uplink)
+    with ExitStack() as every:  # all are closed, even if a warning is raised
+        for connection in list(_open):
+            every.callback(connection._warn)  # runs after `_abandon`, because it raises where warnings are errors
+            every.callback(_abandon, connection.uplink)
 
 
 os.register_at_fork(after_in_child=_after_fork)
