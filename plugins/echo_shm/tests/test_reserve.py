@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from echo_core import Client, Server
@@ -67,3 +69,21 @@ def test_who_asked_for_no_reservations_is_told_at_once() -> None:
     with Server(example(), 4, ShmTransport()) as server, Client(server.address, example(), reservations=0) as client:
         reserved = returns(client.reserve)
     assert isinstance(reserved, EchoError) and "connect with more reservations" in str(reserved)
+
+
+def test_samples_made_in_place_are_counted_while_another_thread_sends() -> None:
+    """The other thread copies its batch without the GIL, sample after sample, and counts them meanwhile."""
+    batch, given = {"x": np.zeros((3000, 2))}, 0
+    with Server({"x": np.zeros(2)}, 1, ShmTransport(), num_buffers=4000) as server, Client(server.address, {"x": np.zeros(2)}) as client:
+        for _ in range(15):
+            sending = threading.Thread(target=client.send_batch, args=(batch,))
+            sending.start()
+            made = 0
+            while sending.is_alive() and made < 900:
+                client.reserve().commit()
+                made += 1
+            sending.join()
+            given += 3000 + made
+            assert client.stats()["samples"] == client.stats()["direct_samples"] == given
+            for _ in range(3000 + made):
+                server.sample(timeout=10)

@@ -45,7 +45,7 @@ cdef class Lane:
 
 
 cdef class Direct:
-    cdef mutex lock              # guards everything below; it is never held while waiting for the GIL
+    cdef mutex lock              # guards everything below except `made`; it is never held while waiting for the GIL
     cdef readonly Mapping mapping  # None while no learner's store is mapped
     cdef Remote* store      # mapping.store, or NULL
     cdef Lane kept               # the newest lane, until `take_back`
@@ -62,6 +62,7 @@ cdef class Direct:
     cdef int slices, generation
     cdef readonly uint64_t samples, pumped, blocked, revoked
     cdef readonly int64_t taken
+    cdef readonly uint64_t made  # guarded by the GIL: with the lock, a commit would wait until another thread has copied its whole batch
     cdef object give_up
     cdef readonly object dropped  # (record, mapping) of reservations that were neither committed nor aborted; None says that no further ones will come
 

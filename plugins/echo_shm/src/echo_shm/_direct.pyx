@@ -82,6 +82,7 @@ cdef class Direct:
     Attributes:
         ready: whether samples may be put, which requires that no earlier sample waits.
         taken: how many were put that no window counts: those that had to wait are counted by the window.
+        made: how many samples were made in place and committed. Neither `taken` nor `samples` counts them.
         samples: how many were put. Samples in the store are committed; samples in a lane are in flight until the learner has copied them.
         pumped: how many of them had to wait.
         blocked: how often the store was found full.

@@ -66,8 +66,7 @@ cdef class Reserved(Reservation):
         if self.mapping.store.commit(self.record, self.run) == REVOKED:
             self.free()
             raise EchoError("this slot was held for longer than the learner's claim_timeout and given to others; reserve another, and fill it sooner")
-        self.owner.samples += 1
-        self.owner.taken += 1
+        self.owner.made += 1
         return self.free()
 
     cdef int leave(self) except -1:

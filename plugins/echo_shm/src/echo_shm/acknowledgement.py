@@ -28,7 +28,7 @@ class DirectSamples:
 
     def taken(self) -> int:
         """How many of these samples were taken over."""
-        return int(self._direct.taken)  # one number: a difference of two could be read between their changes
+        return int(self._direct.taken + self._direct.made)  # no difference of two numbers, which could be read between their changes
 
     def under_way(self) -> int:
         """How many of them lie in the lane and are not copied yet."""

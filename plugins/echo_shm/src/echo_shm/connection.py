@@ -124,8 +124,9 @@ class ShmConnection(ChannelConnection):
         """The counters of every connection, and also: direct_samples (put by send() itself), revoked, mode."""
         stats = super().stats()
         direct, up = self._direct, self.uplink
-        put = direct.samples - direct.pumped
-        stats["bytes_sent"] += direct.samples * self.spec.sample_bytes
+        samples = direct.samples + direct.made
+        put = samples - direct.pumped
+        stats["bytes_sent"] += samples * self.spec.sample_bytes
         stats["send_blocked"] += direct.blocked
         stats["direct_samples"], stats["revoked"] = max(0, put), direct.revoked
         stats["mode"] = up.mode if up.attached else "socket"
