@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import multiprocessing
@@ -21,9 +22,11 @@ import numpy as np
 import pytest
 
 from echo_cluster import ClusterClient
+from echo_cluster.launching.child import packed
 from echo_cluster.launching.context import WorkerContext
 from echo_cluster.launching.local import LocalLaunched
 from echo_cluster.launching.plan import plan_of
+from echo_cluster.launching.pool import WorkerPool
 from echo_cluster.launching.scaling import Scaling, waits
 from echo_core import ConfigError, EchoError
 from echo_core.config.config import load
@@ -199,6 +202,46 @@ def test_what_does_not_leave_is_interrupted_and_then_killed(tmp_path: Path, monk
             stuck.down(0.5)
         assert "did not leave within 0.5 s, and is killed" in caplog.text
     assert (tmp_path / "left").exists(), "it was interrupted, not killed"
+
+
+def test_a_pool_goes_on_after_a_worker_could_not_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    full, failed = False, 0
+
+    def start(index: int) -> None:
+        nonlocal failed
+        if full:
+            failed += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        started(index)
+
+    pool = WorkerPool(packed(["sleep", "600"]), name="tried", members=None, token=b"t" * 20)
+    started = pool._start
+    monkeypatch.setattr(pool, "_start", start)
+    try:
+        pool.set(1)
+        until(lambda: pool.figures()["running"])
+        first = pool._running[0]
+        with caplog.at_level(logging.WARNING, "echo"):
+            full = True
+            pool.set(3)
+            until(lambda: failed >= 3)
+            assert list(pool.figures()["running"]) == [0] and first.poll() is None
+            full = False
+            until(lambda: len(pool.figures()["running"]) == 3)
+        assert [record.getMessage() for record in caplog.records] == ["worker tried-1 cannot be started: [Errno 24] Too many open files; it is tried again"]
+        assert pool.figures()["running"][0] == first.pid and pool.figures()["restarted"] == 0
+    finally:
+        pool.close()
+
+
+def test_a_pool_that_closes_at_once_ends_its_workers() -> None:
+    pool = WorkerPool(packed(["sleep", "600"]), name="brief", members=None, token=b"t" * 20)
+    pool.set(2)
+    until(lambda: len(pool.figures()["running"]) == 2)
+    workers = list(pool._running.values())
+    pool.close(0)
+    assert None not in [worker.returncode for worker in workers]
+    assert (pool.figures()["running"], pool.figures()["leaving"]) == ({}, 0)
 
 
 @pytest.mark.parametrize(

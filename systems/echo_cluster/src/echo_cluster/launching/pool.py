@@ -50,6 +50,7 @@ class WorkerPool:
         self._deaths: deque[float] = deque()
         self._restarted = 0
         self._fault = ""
+        self._trouble = ""  # why the last start has failed
         self._closed = False
         # The kernel tells a command that its parent is gone when the thread ends that has started it. So one thread starts all.
         self._watching = threading.Thread(target=self._watch, name="echo-worker-pool", daemon=True)
@@ -78,7 +79,7 @@ class WorkerPool:
         """Let all leave; kill those that have not left after `timeout` seconds. Idempotent."""
         self.set(0)
         ends = time.monotonic() + timeout
-        while time.monotonic() < ends:
+        while self._watching.is_alive() and time.monotonic() < ends:
             with self._lock:
                 if not self._running and not self._leaving:
                     break
@@ -86,10 +87,14 @@ class WorkerPool:
         self._closed = True
         self._changed.set()
         self._watching.join()
-        for index, (process, _) in self._leaving.items():
-            _log.warning("worker %s-%d did not leave within %g s, and is killed", self._name, index, timeout)
-            process.kill()
-            process.wait()
+        # Some are still among the running ones if the time was over before the thread has looked, or if that thread has failed.
+        for index, process in [*self._running.items(), *((index, process) for index, (process, _) in self._leaving.items())]:
+            if process.poll() is None:
+                _log.warning("worker %s-%d did not leave within %g s, and is killed", self._name, index, timeout)
+                process.kill()
+                process.wait()
+            _close_input(process)
+        self._running.clear()
         self._leaving.clear()
 
     def _watch(self) -> None:
@@ -118,7 +123,14 @@ class WorkerPool:
             self._leave(index)
         for index in wanted:
             if index not in self._running and index not in self._done and index not in self._leaving and not self._fault:
-                self._start(index)
+                try:
+                    self._start(index)
+                except OSError as error:  # a limit of processes or descriptors, which others may have reached: the next look tries again
+                    if str(error) != self._trouble:  # once for each error
+                        self._trouble = str(error)
+                        _log.warning("worker %s-%d cannot be started: %s; it is tried again", self._name, index, error)
+                    break
+                self._trouble = ""
 
     def _start(self, index: int) -> None:
         # The terminal's Ctrl-C goes to a whole group of processes; workers are told by their pool instead.
