@@ -204,6 +204,26 @@ def test_what_does_not_leave_is_interrupted_and_then_killed(tmp_path: Path, monk
     assert (tmp_path / "left").exists(), "it was interrupted, not killed"
 
 
+@pytest.mark.parametrize("step", ["drain", "close"])
+def test_down_is_called_again_after_ctrl_c(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cluster = launch(CONFIG, shards=1)
+    assert isinstance(cluster, LocalLaunched) and cluster._cluster is not None
+    local, (shard,) = cluster._cluster, cluster._cluster.processes
+    try:
+        monkeypatch.setattr(local, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.down()
+        monkeypatch.undo()
+        assert step == "close" or not (shard.is_alive() or local.folder.exists()), "it is killed if the drain is interrupted"
+        cluster.down()
+        assert not shard.is_alive() and not local.folder.exists()
+    finally:
+        local.close()
+
+
 def test_a_pool_goes_on_after_a_worker_could_not_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     full, failed = False, 0
 

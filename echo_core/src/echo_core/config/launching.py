@@ -50,7 +50,8 @@ class Launched(Protocol):
         """Wait until every worker has ended by itself. Returns False if that takes longer than `timeout` seconds. Raises as `check`."""
 
     def down(self, timeout: float = 30.0) -> None:
-        """Let the workers leave, drain the shards, and end all processes: after `timeout` seconds by killing them. Idempotent."""
+        """Let the workers leave, drain the shards, and end all processes: after `timeout` seconds by killing them. Idempotent. If Ctrl-C
+        interrupts it, the next call ends what is left."""
 
     def __enter__(self) -> Launched: ...
 

@@ -204,9 +204,11 @@ class Cluster(LaunchedCluster):
         placement = self._placement
         try:
             if placement is not None and ray.is_initialized():
-                self._stop([pool.stop.remote(timeout) for pool in placement.pools], "workers", ends)
-                self._stop([shard.stop.remote() for shard in placement.shards], "shards", ends)
-                placement.remove()
+                try:
+                    self._stop([pool.stop.remote(timeout) for pool in placement.pools], "workers", ends)
+                    self._stop([shard.stop.remote() for shard in placement.shards], "shards", ends)
+                finally:  # Ctrl-C may have interrupted the waits
+                    placement.remove()
         finally:
             if self._began_ray:
                 ray.shutdown()

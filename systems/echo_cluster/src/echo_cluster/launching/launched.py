@@ -45,6 +45,7 @@ class LaunchedCluster(ABC):
         self._scaling = Scaling(plan.workers.min, plan.workers.most) if plan.scales else None
         self._learners: list[_Learner] = []
         self._over = threading.Event()
+        self._ended = False  # under the lock: whether `_end` has returned
         self._lock = threading.RLock()
         self._watching = threading.Thread(target=self._watch, name="echo-launched", daemon=True)
 
@@ -63,7 +64,7 @@ class LaunchedCluster(ABC):
 
     @abstractmethod
     def _end(self, timeout: float) -> None:
-        """Let workers leave, drain shards, end everything."""
+        """Let workers leave, drain shards, end everything. It is called again if it was interrupted."""
 
     def _notes(self) -> list[str]:
         """What a person should know, in sentences."""
@@ -147,14 +148,15 @@ class LaunchedCluster(ABC):
         return True
 
     def down(self, timeout: float = 30.0) -> None:
-        """Let the workers leave, drain the shards, and end all processes: after `timeout` seconds by killing them. Idempotent."""
-        if self._over.is_set():
-            return
+        """Let the workers leave, drain the shards, and end all processes: after `timeout` seconds by killing them. Idempotent. If Ctrl-C
+        interrupts it, the next call ends what is left."""
         self._over.set()
         if self._watching.ident is not None and self._watching is not threading.current_thread():
             self._watching.join()
         with self._lock:
-            self._end(timeout)
+            if not self._ended:
+                self._end(timeout)
+                self._ended = True
 
     @property
     def closed(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from echo_core import EchoError
@@ -106,16 +107,17 @@ class LocalLaunched(LaunchedCluster):
 
     def _end(self, timeout: float) -> None:
         ends = time.monotonic() + timeout
-        try:
+        with ExitStack() as then:  # each step is done even if Ctrl-C has interrupted the one before it
+            if self._cluster is not None:
+                then.callback(self._cluster.close)
+                then.callback(self._drain_all, self._cluster, ends)
             if self._pool is not None:
                 self._pool.close(timeout)
-        finally:
-            cluster = self._cluster
-            for number, process in enumerate([] if cluster is None else cluster.processes):
-                if process.is_alive() and cluster is not None:
-                    try:
-                        cluster.drain(number, max(0.1, ends - time.monotonic()))
-                    except EchoError as error:
-                        _log.warning("%s; it is killed", error)
-            if cluster is not None:
-                cluster.close()
+
+    def _drain_all(self, cluster: LocalCluster, ends: float) -> None:
+        for number, process in enumerate(cluster.processes):
+            if process.is_alive():
+                try:
+                    cluster.drain(number, max(0.1, ends - time.monotonic()))
+                except EchoError as error:
+                    _log.warning("%s; it is killed", error)
