@@ -137,6 +137,7 @@ public:
     void forgotten(const uint32_t *rows, size_t n) override {
         for (size_t i = 0; i < n; ++i) count_rows(*row(rows[i]), -1);
     }
+
     // ---- the table tells: its mutex is not held ----------------------------------------------------------------------------------
     // Otherwise a record that came during the pause would wait until another one comes, and learners with it.
     void resumed() override {
