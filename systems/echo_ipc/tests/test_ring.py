@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
 import queue
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ from actors import new_ring, produce, rollout
 
 from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, SpecError
 from echo_ipc import Ring, RingFullError
+
+LOCK = 128  # where Header in segment.hpp has its mutex
 
 
 def number_in(ring: Ring) -> int:
@@ -162,6 +167,60 @@ def test_a_slot_that_nobody_has_any_more_is_given_back() -> None:
         ring.take()
         gc.collect()
         ring.put(rollout(0, 2))
+
+
+@pytest.mark.parametrize("how", ["drop", "give back"])
+@pytest.mark.parametrize("side", ["claim", "take"])
+def test_a_slot_is_given_back_while_another_process_has_the_lock(side: str, how: str) -> None:
+    """That process may be stopped with the lock, so nobody waits for it here."""
+    with new_ring(slots=1, policy="block", consumers=2) as ring:
+        ring.put(rollout(0, 1))
+        slot: Any = ring.take() if side == "take" else ring.take().release() or ring.claim()
+        with the_lock_of(ring):
+            if how == "give back":
+                slot.release() if side == "take" else slot.abort()
+            del slot
+            gc.collect()
+        assert ring.put(rollout(0, 2), timeout=30) == 1 and number_in(ring) == 2
+        assert ring.stats()["taken"] == 2 and len([ring.claim(timeout=0)]) == 1
+
+
+@contextmanager
+def the_lock_of(ring: Ring) -> Iterator[None]:
+    """The lock in its shared memory, which belongs to a thread here, until the end."""
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.c_void_p(np.frombuffer(ring._memory.mapping, np.uint8).ctypes.data + LOCK)
+    ready, over, outcomes = threading.Event(), threading.Event(), list[int]()
+
+    def hold() -> None:
+        outcomes.append(libc.pthread_mutex_lock(mutex))
+        ready.set()
+        over.wait()
+        outcomes.append(libc.pthread_mutex_unlock(mutex))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert outcomes == [0, 0]
+
+
+def test_a_slot_in_a_cycle_is_given_back() -> None:
+    """The collector takes apart what is in a cycle, in an order of its own, before the slot is given back."""
+    with new_ring(slots=1, policy="block") as ring:
+        other = Ring(None, name=ring.name)
+        native = other._use()
+        hold = native.claim(0)[1]
+        native.watch = [hold].pop
+        other._live = None
+        other._memory.release()
+        del other, native, hold
+        gc.collect()
+        ring.claim(timeout=0).abort()
 
 
 def test_a_slot_is_given_back_once() -> None:

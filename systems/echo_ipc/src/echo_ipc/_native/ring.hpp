@@ -1,5 +1,6 @@
 // A ring: slots of memory that producers fill and consumers read in place. The lock protects the words that say whose each slot is; it is held for
-// a fraction of a microsecond, and never while data is copied. A slot that somebody holds is never given to anybody else.
+// a fraction of a microsecond, and never while data is copied. A slot that somebody holds is never given to anybody else. Its holder gives it back without
+// the lock, so that it can do so while the process that has the lock is stopped.
 //
 // There are `slots` that may be ready to read at the same time, and so many more that every producer and every consumer can hold one. Each change
 // of a slot ends in one store of its state, which comes last. So a process that is killed in between has either done it or not, and there is
@@ -150,7 +151,7 @@ private:
 
     uint64_t find(State state) const {
         for (uint64_t i = 0; i < physical_; ++i)
-            if (kind(control_->slots[i].state.load(std::memory_order_relaxed)) == state) return i;
+            if (kind(control_->slots[i].state.load(std::memory_order_acquire)) == state) return i;  // SYNC given back
         return physical_;
     }
 
@@ -189,15 +190,14 @@ private:
         return slot.state.load(std::memory_order_relaxed) == (uint64_t(state) | pid << 8) && slot.ticket.load(std::memory_order_relaxed) == held.ticket ? &slot : nullptr;
     }
 
+    // Nobody else changes a slot while its holder lives, so this needs no lock. It must not run while another thread commits the same slot. The exchange
+    // does nothing if the slot was taken away after all, as that of a process whose main thread has ended may be.
     Outcome give_up(State state, uint64_t pid, const Held &held) {
-        if (!lock()) return kLater;
         Slot *slot = mine(state, pid, held);
-        if (slot) {
-            slot->state.store(kFree, std::memory_order_release);
-            if (state == kReading) control_->taken.fetch_add(1, std::memory_order_relaxed);
-        }
-        unlock();
-        if (!slot) return kGone;
+        uint64_t before = uint64_t(state) | pid << 8;
+        // SYNC given back: after the last byte that the holder has read or written
+        if (!slot || !slot->state.compare_exchange_strong(before, kFree, std::memory_order_release, std::memory_order_relaxed)) return kGone;
+        if (state == kReading) control_->taken.fetch_add(1, std::memory_order_relaxed);
         segment_.header->freed.wake();
         return kDone;
     }

@@ -1,5 +1,6 @@
 # cython: language_level=3
 """A ring of slots that are filled and read in place: ring.hpp for Python."""
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -138,7 +139,7 @@ cdef class NativeRing(_Closing):
         cdef Event* event = &self.ring.header().freed if writing else &self.ring.header().changed
         # Made beforehand, so that nothing can go wrong between getting a slot and having an object that gives it back.
         cdef Hold hold = Hold.__new__(Hold)
-        hold.ring, hold.writing = self, writing
+        hold.ring, hold.mapping, hold.writing = self, self.mapping, writing
         self.myself()
         self.mapping.did(kGives if writing else kTakes)
         while True:
@@ -230,6 +231,7 @@ cdef int64_t end_of(int64_t began, int64_t fixed, const Spin* adapting, int64_t 
     return deadline if deadline >= 0 and until > deadline else until
 
 
+@cython.no_gc_clear  # __dealloc__ needs what this refers to, also if the collector has found it in a cycle
 cdef class Hold:
     """A slot that this process holds. It is given back when this object goes.
 
@@ -239,6 +241,7 @@ cdef class Hold:
     """
 
     cdef NativeRing ring
+    cdef Mapping mapping  # the collector may have taken it from the ring already
     cdef Held held
     cdef bint live, writing
 
@@ -277,11 +280,12 @@ cdef class Hold:
         cdef int outcome = kGone
         while self.live and self.writing:
             self.ring.check()
+            self.live = False  # another thread must not give it back meanwhile
             with nogil:
                 outcome = self.ring.ring.commit(getpid(), &self.held)
             if outcome != kLater:
-                self.live = False
                 break
+            self.live = True
             PyErr_CheckSignals()
         if outcome == kGone:
             return -2
@@ -289,13 +293,11 @@ cdef class Hold:
 
     def release(self) -> bool:
         """Give the slot back, uncommitted if it was claimed. False if this process does not hold it."""
-        cdef int outcome = kGone
-        while self.live:
-            self.ring.check()
-            with nogil:
-                outcome = self.give_back()
-            if outcome != kLater:
-                self.live = False
-                break
-            PyErr_CheckSignals()
+        cdef int outcome
+        if not self.live:
+            return False
+        self.ring.check()
+        self.live = False
+        with nogil:
+            outcome = self.give_back()
         return outcome == kDone
