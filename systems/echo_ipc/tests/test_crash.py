@@ -212,3 +212,36 @@ for wait in (cell.wait, lambda: cell.read(newer_than=0), ring.take, ring.wait, r
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["ended"] * 6, done.stderr
+
+
+def test_ctrl_c_while_a_lock_is_taken_leaves_it_free() -> None:
+    """Ctrl-C comes while a thread waits for the lock of a table, and the next thing that happens is that it gets the lock."""
+    code = """
+import os, signal, threading, time
+import numpy as np
+from echo_ipc import SharedObsNormStats, _native
+signal.signal(signal.SIGINT, signal.default_int_handler)
+stats = SharedObsNormStats()
+
+def hold(ready):
+    with _native.Alone(stats._turn._use()):
+        ready.set()
+        time.sleep(0.01)  # the main thread is most likely waiting for the lock by now
+        os.kill(os.getpid(), signal.SIGINT)
+
+for _ in range(20):
+    ready = threading.Event()
+    holder = threading.Thread(target=hold, args=(ready,))
+    try:
+        holder.start()
+        ready.wait()
+        stats.put(1)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+    holder.join()
+    stats._turn.add({"turn": np.zeros(1, np.uint8)}, timeout=30)
+print("free")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["free"], done.stderr

@@ -9,10 +9,11 @@ import numpy as np
 
 from echo_core.base.errors import SpecError
 
+from . import _native
 from .arrays import tensors
 from .arrays.values import pack, unpack
 from .segments.cell import Bytes
-from .segments.rows import Rows, _alone
+from .segments.rows import Rows
 
 __all__ = ["SharedObsNormStats"]
 
@@ -93,7 +94,7 @@ class SharedObsNormStats:
         return merged[0], merged[1], merged[2]
 
     def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        with _alone(self._turn._use()):
+        with _native.Alone(self._turn._use()):
             data, version = self._bytes.read()
             self._bytes.write(pack(change(unpack(data) if version else {"stats": None})))
 

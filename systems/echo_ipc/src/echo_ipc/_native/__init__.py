@@ -3,7 +3,7 @@
 from .cell import NativeCell
 from .guard import Guard, is_alive, start_of
 from .ring import MOST_SLOTS, Hold, NativeRing
-from .rows import NativeRows
+from .rows import Alone, NativeRows
 from .segment import CELL, DONE, FULL, HELD, LATER, NOTHING, PAGE, RING, ROWS, FieldLayout, Mapping
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "PAGE",
     "RING",
     "ROWS",
+    "Alone",
     "FieldLayout",
     "Guard",
     "Hold",

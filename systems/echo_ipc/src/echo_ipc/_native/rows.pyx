@@ -1,5 +1,6 @@
 # cython: language_level=3
 """A table of the newest rows: rows.hpp for Python."""
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -122,20 +123,6 @@ cdef class NativeRows(_Closing):
             bad = self.rows.gather(&numbers[0], count, parts.data(), layout.count, &stale[0])
         return bad
 
-    def lock(self) -> bool:
-        """Stop all additions until `unlock`; False if that failed for a while, then call it again. Only the same thread may unlock."""
-        cdef cbool done
-        self.check()
-        if not self.mapping.writable:
-            raise PermissionError("this was opened with mode='r'")
-        with nogil:
-            done = self.rows.lock()
-        PyErr_CheckSignals() if not done else None
-        return done
-
-    def unlock(self) -> None:
-        self.rows.unlock()
-
     def wait(self, uint64_t more_than, timeout=None) -> bool:
         """Sleep until more than this many rows were committed; False if the timeout passed first."""
         cdef int64_t deadline = deadline_of(timeout), looked = 0, most
@@ -159,3 +146,41 @@ cdef class NativeRows(_Closing):
                 return False
             error = self.ended(kGives, &looked)
             last = error is not None
+
+
+@cython.no_gc_clear  # as with the Hold of a ring
+cdef class Alone:
+    """Nobody adds rows during the `with` block of this object. Only the thread that entered the block may leave it.
+
+    The object is made before it gets the lock, and gives the lock back at the latest when it goes. So Ctrl-C cannot come between getting the lock and
+    having what gives it back: a living process that kept the lock would hold up all others for ever.
+    """
+
+    cdef NativeRows native
+    cdef Mapping mapping
+    cdef bint held
+
+    def __cinit__(self, NativeRows native not None):
+        self.native, self.mapping = native, native.mapping
+
+    def __dealloc__(self):
+        self.give()
+
+    cdef void give(self) noexcept:
+        if self.held:
+            self.held = False
+            self.native.rows.unlock()
+
+    def __enter__(self) -> None:
+        if not self.mapping.writable:
+            raise PermissionError("this was opened with mode='r'")
+        while True:
+            self.native.check()
+            with nogil:
+                self.held = self.native.rows.lock()
+            if self.held:
+                return
+            PyErr_CheckSignals()
+
+    def __exit__(self, *exc) -> None:
+        self.give()

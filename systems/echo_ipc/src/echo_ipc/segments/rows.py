@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,6 @@ TRIES = 20  # of drawing rows again that were written over meanwhile, before add
 MAGIC = b"echo-ipc rows 1\n"
 PART = 1 << 24  # bytes that are saved or loaded at a time
 Draw = Callable[[int, int, int], np.ndarray]  # (first, end, n): the numbers of n rows of those from `first` to before `end`
-
-
-@contextmanager
-def _alone(native: _native.NativeRows) -> Iterator[None]:
-    """Nobody adds meanwhile."""
-    while not native.lock():
-        pass
-    try:
-        yield
-    finally:
-        native.unlock()
 
 
 class Rows(Handle):
@@ -228,7 +217,7 @@ class Rows(Handle):
         native = self._use()
         first, end = native.window()
         if first == end and end and native.mapping.writable:  # an addition is just writing over all there is
-            with _alone(native):
+            with _native.Alone(native):
                 first, end = native.window()
         if first == end:
             raise ValueError(f"{self.name} has no rows to sample; add some first, or wait() for them")
@@ -244,7 +233,7 @@ class Rows(Handle):
             places = stale[:bad].astype(np.intp)
             few = [np.empty((len(places), *array.shape[1:]), array.dtype) for array in arrays]
             window = self._readable()
-            with _alone(native) if tries > TRIES and native.mapping.writable else nullcontext():
+            with _native.Alone(native) if tries > TRIES and native.mapping.writable else nullcontext():
                 again = draw(*(native.window() if tries > TRIES else window), len(places))
                 bad = native.gather(again, layout, few, stale)
             for array, new in zip(arrays, few):
