@@ -178,7 +178,12 @@ def test_damaged_files(tmp_path: Path) -> None:
         whole = path.read_bytes()
         with pytest.raises(SpecError, match="also has an entry 'number'"):
             others.load(path)
-        for text, fault in ((b"PK" + whole, "no file of rows"), (whole[:-3], "whole row"), (whole[:30], "cannot be read")):
+        damaged = [(b"PK" + whole, "no file of rows"), (whole[:-3], "whole row"), (whole[:30], "cannot be read"), (whole[:20], "cannot be read")]
+        for length in (len(whole) - 23, 1 << 40, (1 << 64) - 1):
+            damaged.append((whole[:16] + length.to_bytes(8, "little") + whole[24:], "the file ends before it does"))
+        nested = b"[" * 100_000
+        damaged.append((whole[:16] + len(nested).to_bytes(8, "little") + nested, "cannot be read"))
+        for text, fault in damaged:
             path.write_bytes(text)
             with pytest.raises(CheckpointError, match=fault):
                 rows.load(path)

@@ -290,13 +290,17 @@ class Rows(Handle):
             start = file.read(len(MAGIC) + 8)
             if start[: len(MAGIC)] != MAGIC:
                 raise CheckpointError(f"{where} is no file of rows")
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(start[len(MAGIC) :], "little")
             try:
-                head = json.loads(file.read(int.from_bytes(start[len(MAGIC) :], "little")))
+                if length > size - file.tell():  # read() would ask for as much memory, or refuse the number
+                    raise ValueError("the file ends before it does")
+                head = json.loads(file.read(length))
                 there = Schema.from_json(json.dumps(head["schema"]).encode())
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise CheckpointError(f"{where} is damaged: its description cannot be read ({error})") from None
             self.schema.check_same(there, where)
-            size = os.fstat(file.fileno()).st_size - file.tell()
+            size -= file.tell()
             if size % self.row_bytes:
                 raise CheckpointError(f"{where} is damaged: it does not end with a whole row")
             count = min(size // self.row_bytes, self.capacity)
