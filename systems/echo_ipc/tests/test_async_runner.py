@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -94,6 +95,65 @@ def test_one_that_always_fails_is_given_up() -> None:
     runner._restarted[runner._collectors[0]] = [time.monotonic()] * 10
     until_dead(runner)
     assert not runner._check_collector_alive() and runner.restarts == 0
+    runner.close()
+
+
+def refuse(process: Any) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_start_that_the_system_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("echo_ipc.async_runner.AGAIN_SECONDS", 3600)
+    runner = runners.runner(restart="on_crash")
+    runner._start_collector(runners.fail_once, {"stop_event": runner._stop_event, "marker": str(tmp_path / "marker")})
+    until_dead(runner)
+    with monkeypatch.context() as patch:
+        patch.setattr(_SPAWN_CTX.Process, "start", refuse)
+        assert runner._check_collector_alive() and runner._check_collector_alive() and runner.restarts == 0
+    text = capsys.readouterr().err
+    assert text.count("could not be started again ([Errno 24] Too many open files); try 1 of 10") == text.count("could not be started") == 1
+    assert "the first one fails" in runner._read_collector_error(), "the error of the one that failed is kept"
+    monkeypatch.setattr("echo_ipc.async_runner.AGAIN_SECONDS", 0)
+    assert runner._check_collector_alive() and runner.restarts == 1 and runner._collector_process.is_alive()
+    runner.close()
+    assert runner._collector_process.exitcode == 0
+
+
+def test_close_ends_everything_after_a_start_that_was_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("echo_ipc.async_runner.AGAIN_SECONDS", 0)
+    runner, resource = runners.runner(restart="on_crash", num_collectors=2), Resource()
+    runner._shared_resources.append(resource)
+    runner._start_collector(runners.first_fails, {"stop_event": runner._stop_event})
+    runner._collector_process.join(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(_SPAWN_CTX.Process, "start", refuse)
+        assert [runner._check_collector_alive() for _ in range(11)] == [True] * 10 + [False]
+    assert "has failed 10 times in 10 minutes and is not started again" in capsys.readouterr().err
+    runner.close()
+    assert [process.exitcode for process in runner._processes()] == [1, 0] and resource.count == 1
+
+
+def test_close_gives_everything_back_although_a_process_of_a_subclass_was_never_started() -> None:
+    runner, resource = runners.runner(), Resource()
+    runner._shared_resources.append(resource)
+    runner._start_collector(runners.obey, {"stop_event": runner._stop_event})
+    runner._collector_process = _SPAWN_CTX.Process(target=runners.obey, args=(runner._stop_event,), daemon=True)
+    runner.close()
+    assert resource.count == 1 and runner._collectors[0].process.exitcode == 0
+
+
+def test_ctrl_c_while_a_collector_is_started_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, started, start = runners.runner(), list[Any](), _SPAWN_CTX.Process.start
+
+    def interrupted(process: Any) -> None:
+        start(process)
+        started.append(process)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_SPAWN_CTX.Process, "start", interrupted)
+        runner._start_collector(runners.obey, {"stop_event": runner._stop_event})
+    assert started[0].exitcode == -signal.SIGKILL
     runner.close()
 
 

@@ -24,6 +24,7 @@ __all__ = ["AsyncRunner", "CollectorDiedError"]
 
 RESTARTS = ("never", "on_crash")
 MOST_RESTARTS = 10  # of one collector, without as many minutes between them
+AGAIN_SECONDS = 1.0  # between two tries to start a collector again if the system refuses a new process
 PROGRESS_SECONDS = 1.0
 LEAVING_SECONDS = 1.0  # until close() gives up shared memory, which ends the waits of collectors
 
@@ -39,7 +40,8 @@ class AsyncRunner(ABC):
         device: where the learner computes; None: what `_get_default_device()` returns.
         collector_device: where collectors do; None: as the learner.
         num_collectors: how many processes `_start_collector` starts. Several also get `collector_index`, from 0 on.
-        restart: "on_crash": `_check_collector_alive` starts a collector again that failed, at most ten times in ten minutes; "never".
+        restart: "on_crash": `_check_collector_alive` starts a collector again that failed, at most ten times in ten minutes; "never". If the system refuses
+            the new process, such as when too many files are open, this is told and counted, and it is tried again.
         stop_timeout: seconds that `close` gives collectors to end after the stop event is set. Those that wait for shared memory end after a second.
         term_timeout: seconds until it kills them after SIGTERM, which follows.
 
@@ -130,7 +132,7 @@ class AsyncRunner(ABC):
         return None if alive else CollectorDiedError(self._read_collector_error())
 
     def _check_collector_alive(self) -> bool:
-        """Whether all collectors live, or were just started again. Says on stderr, once, what happened to one that does not."""
+        """Whether all collectors live, or are being started again. Says on stderr, once, what happened to one that does not."""
         with self._checking:  # waits of other threads ask, too, and must not start one twice
             return self._check_each()
 
@@ -161,10 +163,16 @@ class AsyncRunner(ABC):
                 f"[AsyncRunner] a collector has failed {MOST_RESTARTS} times in {MOST_RESTARTS} minutes and is not started again", file=sys.stderr, flush=True
             )
             return False
+        if times and collector.started < times[-1] and now - times[-1] < AGAIN_SECONDS:
+            return True  # the last try failed a moment ago, and the next one would most likely fail, too
         self._restarted[collector] = [*times, now]
-        was_first = self._collector_process is collector.process
-        collector.errors.close()
-        collector.start()
+        was_first, errors = self._collector_process is collector.process, collector.errors
+        try:
+            collector.start()
+        except OSError as error:  # too many files are open, for example, or there is no memory; this may pass
+            print(f"[AsyncRunner] a collector could not be started again ({error}); try {len(times) + 1} of {MOST_RESTARTS}", file=sys.stderr, flush=True)
+            return True
+        errors.close()
         self.restarts += 1
         if was_first:
             self._collector_process = collector.process

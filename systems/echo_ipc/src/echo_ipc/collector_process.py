@@ -43,35 +43,39 @@ class CollectorProcess:
     Raises ConfigError that names what cannot be handed to another process.
 
     Attributes:
-        process: a `multiprocessing.Process`.
+        process: a `multiprocessing.Process` that was started.
         errors: the learner's end of its error pipe; it has the traceback after a failure.
     """
 
     def __init__(self, target: Callable[..., Any], kwargs: dict[str, Any], *, alone: bool = False) -> None:
         self.target, self.kwargs, self.alone = target, dict(kwargs), alone
+        self.process: Any
         self.errors: ErrorReader
-        self.told = False
         self.start()
 
     def start(self) -> None:
-        """Start the process, or another one in place of one that has ended."""
+        """Start the process, or another one in place of one that has ended. If this fails, `process` and `errors` are still those of the one before."""
         kwargs = dict(self.kwargs)
         label = kwargs.pop("_error_label", "collector")
-        self.errors, writer = create_error_pipe()
-        own = os.getpid()
         _check_main(self.target)
+        errors, writer = create_error_pipe()
+        own = os.getpid()
         work = _Work((kwargs.get("metrics_queue"), kwargs.get("stop_event")), (self.target, kwargs))
         arguments = (work, writer, self.alone, label, own, _native.start_of(own))
-        self.process = _SPAWN_CTX.Process(target=_run, args=arguments, daemon=True)
+        process = _SPAWN_CTX.Process(target=_run, args=arguments, daemon=True)
         try:
-            self.process.start()
+            process.start()
         except BaseException as error:
-            self.errors.close()
+            errors.close()
+            if process.pid is not None:  # Ctrl-C came after it was started, and nobody else would end it
+                process.kill()
+                process.join()
             if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
                 _explain(self.target, kwargs)
             raise
         finally:
             writer.close()
+        self.process, self.errors = process, errors
         self.started = time.monotonic()
         self.told = False
 
@@ -167,6 +171,7 @@ def end_all(processes: list[Any], stop_timeout: float, term_timeout: float, mean
     `meanwhile(seconds)` is called now and then while they are given time to stop, with the time that has passed.
     In the end, the processes that they have started are killed.
     """
+    processes = [process for process in processes if process.pid is not None]  # one that could not be started refuses join()
     for process in processes:  # one that is stopped (SIGSTOP) would notice nothing
         if process.is_alive():
             with suppress(ProcessLookupError):
