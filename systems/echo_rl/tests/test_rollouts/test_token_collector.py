@@ -120,7 +120,7 @@ def test_an_environment_that_fails_ends_its_rollout_only(caplog: pytest.LogCaptu
     faults = "\n".join(_faults(columns))
     for words in ("has raised ValueError: no such action", "the reward is nan", "has not returned for 2 s", "terminated has to be True or False"):
         assert words in faults
-    assert "its rollout is given up" in caplog.text
+    assert "the call is given up" in caplog.text
     odd_environments.OddEnvironment.release.set()
     again, _ = collect(collector, 6, 7)
     assert (again.finish == FINISH_REASONS.index("stop")).all(), "new environments have replaced those that failed"

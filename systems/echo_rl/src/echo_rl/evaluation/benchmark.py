@@ -208,11 +208,10 @@ class EchoRLBenchmark:
             environment = make_environment(task, **options)
         except ConfigError as error:
             raise _Unavailable(str(error)) from error
-        stack.callback(environment.close)
+        calls = TimedCalls(config.timeout)
+        stack.callback(calls.close, [environment.close], [f"environment {task}: close()"])
         agent = baseline.make(environment, CellSettings(task, options, seed, language, config.max_steps, config.max_tokens, config.echo_rl_configs or {}))
         stack.callback(getattr(agent, "close", lambda: None))
-        calls = TimedCalls(config.timeout)
-        stack.callback(calls.close)
         faults, kept, played = 0, list[Episode](), 0
         for number in missing:
             if self._stop.is_set():

@@ -145,9 +145,7 @@ class SegmentCollector:
 
     def close(self) -> None:
         """Close the environments."""
-        for environment in self._environments:
-            environment.close()
-        self._calls.close()
+        self._calls.close([each.close for each in self._environments], [f"environment {self.rules.environment}: close()"] * len(self._environments))
 
     def _made(self) -> CheckedEnvironment:
         return make_environment(self.rules.environment, **self.rules.options)

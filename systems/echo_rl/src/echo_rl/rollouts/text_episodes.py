@@ -169,10 +169,8 @@ class TextEpisodes:
 
     def close(self) -> None:
         """Close the environments."""
-        for environment in self._idle:
-            environment.close()
-        self._idle.clear()
-        self._calls.close()
+        idle, self._idle = self._idle, []
+        self._calls.close([each.close for each in idle], [f"environment {self.rules.environment}: close()"] * len(idle))
 
     def _environment(self) -> CheckedEnvironment:
         return self._idle.pop() if self._idle else make_environment(self.rules.environment, **self.rules.options)

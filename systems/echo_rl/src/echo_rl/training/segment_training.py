@@ -201,7 +201,5 @@ class SegmentTraining:
     def close(self) -> None:
         """End the other learners, and close the environments of the evaluation."""
         self.learners.close()
-        for environment in self._playing:
-            environment.close()
-        self._playing.clear()
-        self._calls.close()
+        playing, self._playing = self._playing, []
+        self._calls.close([each.close for each in playing], [f"environment {self.config.env_name}: close()"] * len(playing))
