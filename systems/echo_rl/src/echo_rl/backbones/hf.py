@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -101,16 +102,22 @@ class TransformersBackbone(Backbone):
             except BaseException as error:
                 pieces.put(error)
 
+        def end() -> None:
+            left.set()
+            thread.join()
+
         thread = threading.Thread(target=make, name="echo-rl-transformers", daemon=True)
         thread.start()
+        # A program that ends meanwhile would otherwise hang, or be aborted: the interpreter's end cannot stop a thread that is in torch.
+        atexit.register(end)
         try:
             while (piece := pieces.get()) is not None:
                 if isinstance(piece, BaseException):
                     raise piece
                 yield piece
         finally:
-            left.set()
-            thread.join()
+            atexit.unregister(end)
+            end()
 
     def close(self) -> None:
         """Wait for a generation that is under way; the memory is free when the backbone is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
@@ -188,6 +189,8 @@ class EngineWorker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="echo-rl-engine", daemon=True)
                 self._thread.start()
+                # A program that ends during a step would otherwise be aborted: the interpreter's end cannot stop a thread that is in torch.
+                atexit.register(self.close)
         return future
 
     def close(self, timeout: float = 30.0) -> None:
@@ -217,7 +220,7 @@ class EngineWorker:
         while True:
             with self.changed:
                 if not self.changed.wait_for(lambda: self._closed or self._calls or (not self.engine.paused and self.engine.live), IDLE):
-                    self._thread = None
+                    self._thread_ends()
                     return
                 calls = list(self._calls)
                 self._calls.clear()
@@ -243,8 +246,13 @@ class EngineWorker:
                 self.changed.notify_all()
                 ended = self._closed and not self._calls
                 if ended:
-                    self._thread = None
+                    self._thread_ends()
             if self._after_step is not None:
                 self._after_step()
             if ended:
                 return
+
+    def _thread_ends(self) -> None:
+        """The caller holds ``changed``."""
+        self._thread = None
+        atexit.unregister(self.close)
