@@ -36,13 +36,19 @@ from ..base.transport_options import ConnectOptions, ListenOptions
 from ..base.writing import NewFile, write_together, writing
 from .tokens import check_directory, check_genuine, check_private, default_token_path
 
-__all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "client_context", "server_context", "trusted"]
+__all__ = ["CERTIFICATE_ADVICE", "Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "client_context", "server_context", "trusted"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 AUTHORITY_DAYS = 3650.0
 CERTIFICATE_DAYS = 365.0
 MOST_DAYS = 36500.0
+#: What to do about a certificate that is refused, for the end of a transport's message.
+CERTIFICATE_ADVICE = (
+    "check its dates; the worker's tls_authority must be the authority that issued the learner's certificate (`echoctl tls authority` makes one); "
+    "that certificate must name the host of the worker's address (`echoctl tls server NAME --host HOST` makes one); "
+    "if the learner asks workers for a certificate, the worker needs tls_certificate and tls_key (`echoctl tls client NAME`)"
+)
 _FOR_ANOTHER_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE of OpenSSL
 
 

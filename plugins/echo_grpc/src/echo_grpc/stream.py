@@ -14,6 +14,7 @@ import grpc
 from echo_core.base.errors import SecurityError
 from echo_core.base.forks import OneProcess
 from echo_core.base.spare_threads import check_spare_threads
+from echo_core.security.tls import CERTIFICATE_ADVICE
 from echo_core.wire.protocol import Buffer
 from echo_net.channel import Channel
 
@@ -234,8 +235,5 @@ def _reason(error: grpc.RpcError) -> OSError:
     if "WRONG_VERSION_NUMBER" in details:
         return ConnectionResetError(f"the learner answers without TLS: use grpc://, or have it listen at grpcs:// ({details})")
     if ("CERTIFICATE_VERIFY_FAILED" in details and "signature failure" not in details) or "verification check failed" in details:
-        return SecurityError(
-            f"the learner's certificate and this worker do not agree: {details}; check its dates, the"
-            " name in the address, and tls_authority (tls_certificate where it asks for one)"
-        )
+        return SecurityError(f"the learner's certificate and this worker do not agree: {details.removesuffix('.')}; {CERTIFICATE_ADVICE}")
     return ConnectionResetError(details)

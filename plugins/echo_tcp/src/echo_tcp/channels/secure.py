@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from echo_core.base.address import Address
 from echo_core.base.errors import SecurityError
+from echo_core.security.tls import CERTIFICATE_ADVICE
 from echo_core.wire.protocol import Buffer
 from echo_net.channel import Channel
 from echo_net.handshake import printable
@@ -183,10 +184,7 @@ def _explained(error: ssl.SSLError, proven: bool) -> OSError:
     ours = isinstance(error, ssl.SSLCertVerificationError)
     reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason or str(error)
     if ours or (proven and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)):
-        return SecurityError(
-            f"the other end's certificate, or this end's for it, is refused: {reason}; check its dates, the name in the address,"
-            " and tls_authority (tls_certificate where the learner asks for one)"
-        )
+        return SecurityError(f"the other end's certificate, or this end's for it, is refused: {reason.removesuffix('.')}; {CERTIFICATE_ADVICE}")
     return ConnectionResetError(f"TLS: {reason}")
 
 
