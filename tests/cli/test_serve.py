@@ -403,3 +403,8 @@ def test_doctor_tries_the_token_of_a_server(serve, echoctl, tmp_path: Path) -> N
     missing = echoctl("doctor", "tcp://192.0.2.7:5555", "--json", "--timeout", 0.5, **home)
     (failure,) = [line for line in missing.json if line["status"] == "failure"]
     assert f"there is no file {token}" in failure["found"] and "scp -p 192.0.2.7:.config/echo/token" in failure["found"] and not token.exists()
+    (told,) = [line for line in missing.json if line["what"] == "token"]
+    assert told["status"] == "warning" and told["fix"].endswith(f"scp -p 192.0.2.7:.config/echo/token {token}")
+    for address in ([], ["tcp://127.0.0.1:1"]):
+        (told,) = [line for line in echoctl("doctor", *address, "--json", "--timeout", 0.5, **home).json if line["what"] == "token"]
+        assert told["status"] == "ok" and "is made at first use" in told["found"]

@@ -43,6 +43,7 @@ __all__ = [
     "find_token_for",
     "find_tokens",
     "how_to_copy",
+    "is_here",
     "may",
     "needs",
 ]
@@ -113,7 +114,7 @@ def find_token_for(
         SecurityError: as `find_token`; and if there is no token for a learner on another machine, unless it is not `required`.
             The message names the file, and the commands that copy it.
     """
-    if explicit is None and "ECHO_TOKEN" not in env and "ECHO_TOKEN_FILE" not in env and not _is_here(address):
+    if explicit is None and "ECHO_TOKEN" not in env and "ECHO_TOKEN_FILE" not in env and not is_here(address):
         path = default_token_path(env)
         if not os.path.exists(path):
             if not required:
@@ -132,7 +133,7 @@ def how_to_copy(host: str, path: Path) -> str:
     return f"copy the learner's, for example: mkdir -m 700 -p {path.parent} && scp -p {host}:.config/echo/token {path}"
 
 
-def _is_here(address: Address) -> bool:
+def is_here(address: Address) -> bool:
     """Whether the learner is on this machine: an address that a socket of this machine can be bound to."""
     if address.is_loopback:
         return True

@@ -25,7 +25,7 @@ from echo_core.base.installing import how_to_install
 from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
 from echo_core.plugins import discovery
-from echo_core.security.tokens import default_token_path, find_token, how_to_copy
+from echo_core.security.tokens import default_token_path, find_token, how_to_copy, is_here
 from echo_core.wire.transport import Finding
 
 from ..output import console, json_option, print_json
@@ -53,6 +53,7 @@ def command(address: str | None, timeout: float, as_json: bool) -> int:
     needed = None if server is None else server.scheme
     findings = [*_safely(_versions), *_safely(_plugins, needed), *_safely(_transports, needed)]
     findings += [finding for check in _MACHINE_CHECKS for finding in _safely(check)]
+    findings += _safely(_token, server)
     if server is not None:
         findings += _server(server, timeout)
     if as_json:
@@ -66,7 +67,7 @@ def command(address: str | None, timeout: float, as_json: bool) -> int:
     return int(any(status == FAILURE for status, *_ in findings))
 
 
-def _safely(check: Callable[..., Iterator[Finding]], *arguments: str | None) -> list[Finding]:
+def _safely(check: Callable[..., Iterator[Finding]], *arguments: object) -> list[Finding]:
     """Run one check. If it raises, the others still run."""
     try:
         return list(check(*arguments))
@@ -174,14 +175,18 @@ def _ports() -> Iterator[Finding]:
     yield Finding(OK, "ports", text) if high - low > 5000 else Finding(WARNING, "ports", text, 'sysctl -w net.ipv4.ip_local_port_range="32768 60999"')
 
 
-def _token() -> Iterator[Finding]:
+def _token(server: Address | None) -> Iterator[Finding]:
+    """A token is made at first use, but not for a server on another machine, which would refuse it."""
     for name in ("ECHO_TOKEN", "ECHO_TOKEN_FILE"):
         if name in os.environ:
             break
     else:
         path = default_token_path()
         if not path.exists():
-            yield Finding(OK, "token", f"there is no token yet; {path} is made at first use")
+            if server is None or is_here(server):
+                yield Finding(OK, "token", f"there is no token yet; {path} is made at first use")
+            else:
+                yield Finding(WARNING, "token", f"this machine has no token for a server on another machine ({path} is missing)", _how_to_copy(server))
             return
         name = str(path)
     try:
@@ -196,7 +201,7 @@ def _token() -> Iterator[Finding]:
         yield Finding(OK, "token", f"{name}{mode}")
 
 
-_MACHINE_CHECKS = (_memory, _shared_memory, _files, _processors, _ports, _token)
+_MACHINE_CHECKS = (_memory, _shared_memory, _files, _processors, _ports)
 
 
 def _server(address: Address, timeout: float) -> Iterator[Finding]:
@@ -238,10 +243,14 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
 
 def _remedy(error: Exception, address: Address) -> str:
     if isinstance(error, SecurityError) and "is not the learner's" in str(error) and not {"ECHO_TOKEN", "ECHO_TOKEN_FILE"}.intersection(os.environ):
-        return how_to_copy(address.host or "LEARNER", default_token_path())
+        return _how_to_copy(address)
     if isinstance(error, (TimeoutError, ConnectionRefusedError)):
         return f"is the server running there? try: nc -vz {address.host} {address.port}"
     return ""
+
+
+def _how_to_copy(address: Address) -> str:
+    return how_to_copy(address.host or "LEARNER", default_token_path())
 
 
 def _meminfo(name: str) -> int:
