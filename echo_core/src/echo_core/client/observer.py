@@ -76,15 +76,18 @@ class Observer:
         self.timeout = timeout
         # A connection needs some spec. An observer's handshake does not compare it, and nothing else uses it.
         reached = reach(self.address, None, timeout)
-        made = reached.transport.connect(
-            reached.address,
-            Spec.from_example(np.zeros(1, np.uint8)),
-            role="observer",
-            name=name,
-            timeout=timeout,
-            token=tokens.find_token_for(reached.address, token) if auth else None,
-            **reached.options,
-        )
+        try:
+            made = reached.transport.connect(
+                reached.address,
+                Spec.from_example(np.zeros(1, np.uint8)),
+                role="observer",
+                name=name,
+                timeout=timeout,
+                token=tokens.find_token_for(reached.address, token) if auth else None,
+                **reached.options,
+            )
+        except EchoTimeoutError as error:  # nothing is left of a server that has ended its job, so that nobody can say this for certain
+            raise EchoTimeoutError(f"{error}; if a server was there before, its job may be over") from error
         self._connection = returned(made, Connection, f"{self.address}: connect()")
 
     def request(self, op: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
