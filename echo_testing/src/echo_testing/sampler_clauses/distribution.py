@@ -109,7 +109,14 @@ class DistributionClauses:
         assert total <= 1 + 1e-9 and (unseen or total >= 1 - 1e-9), f"the probabilities sum to {total}"
         often = [key for key in truth if said[key] * draws >= 10]
         statistic = sum((counts[key] - said[key] * draws) ** 2 / (said[key] * draws) for key in often)
-        assert statistic <= len(often) + 6 * (2 * len(often)) ** 0.5, f"chi-square {statistic:.0f} of {len(often)} keys"
+        most = len(often) + 6 * (2 * len(often)) ** 0.5
+        if statistic > most:
+            worst = max(often, key=lambda key: abs(counts[key] - said[key] * draws))
+            raise AssertionError(
+                f"keys are not drawn with the probabilities that sample() reports: key {worst} was drawn {counts[worst]} times in {draws} draws, "
+                f"and {said[worst] * draws:.0f} are expected of its probability {said[worst]:.3g}; chi-square of {len(often)} keys is {statistic:.0f}, "
+                f"at most {most:.0f} is expected"
+            )
         if unseen == 0:
             error, deviation = np.mean(means) - np.mean(list(truth.values())), np.std(means) / len(means) ** 0.5
             assert abs(error) <= 6 * deviation, f"the weighted mean is off by {error:.4f}, {error / deviation:.0f} deviations"
