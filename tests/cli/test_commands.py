@@ -178,6 +178,7 @@ def test_a_new_plugin_keeps_its_contract_as_generated(echoctl, tmp_path: Path, k
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    assert "https://github.com/echo-rl/echo/blob/main/docs/install.md" in (folder / "README.md").read_text(), "it names an address"
     listed = echoctl("plugins", "show", name, "--json", PYTHONPATH=path)
     assert listed.json[0]["distribution"] == f"echo-{name.replace('_', '-')}", listed.err
     kit = [sys.executable, "-m", "pytest", "-q", str(folder)]

@@ -39,8 +39,9 @@ addopts = ["--import-mode=importlib"]
 
 A @kind@ for Echo. Users select it by its name, `@name@`.
 
-    pip install -e .                       # it also needs @kit@: see Echo's page on installing
+    pip install -e .                       # it also needs "@kit@": https://github.com/echo-rl/echo/blob/main/docs/install.md
     python -m pytest                       # the conformance kit: the whole contract of a @kind@
+    echoctl plugins check @dist@
     echoctl plugins show @name@
 
 The docstrings of `@contract@` are the contract.
@@ -59,6 +60,7 @@ from echo_core.plugins.hookspecs import TransportInfo, hookimpl
 
 @hookimpl
 def echo_transports() -> list[TransportInfo]:
+    # `echoctl plugins list` shows the summary.
     return [TransportInfo("@name@", "echo_@name@.transport:@Name@Transport", api=@api@, summary="unix-domain sockets")]
 ''',
     "src/echo_@name@/transport.py": '''\
@@ -192,6 +194,7 @@ from echo_core.plugins.hookspecs import SamplerInfo, hookimpl
 
 @hookimpl
 def echo_samplers() -> list[SamplerInfo]:
+    # `echoctl plugins list` shows the summary.
     return [SamplerInfo("@name@", "echo_@name@.sampler:@Name@Sampler", api=@api@, summary="every sample equally likely")]
 ''',
     "src/echo_@name@/sampler.py": '''\
