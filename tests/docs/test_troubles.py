@@ -96,6 +96,15 @@ def unpublished() -> None:
             waiting.result()
 
 
+def tokenless() -> None:
+    """Nobody has copied the learner's token to this machine. (No machine has this address.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ECHO_TOKEN", "ECHO_TOKEN_FILE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("XDG_CONFIG_HOME", "/home/you/.config")
+        Client("tcp://192.0.2.7:5555", EXAMPLE, **WORKER)
+
+
 def held() -> None:
     """A rate limiter holds a worker, which waits again if the learner was too busy to say why within 1 s."""
     table = Table("replay", EXAMPLE, capacity=1000, sampler="uniform", rate_limiter=Queue(4))
@@ -130,6 +139,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "port in use": lambda: server_at(lambda server: Server(EXAMPLE, 2, str(server.address)).start()),
     "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody-elses-long-enough", **WORKER)),
     "no token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, auth=False, **WORKER)),
+    "no token for another machine": tokenless,
     "exposed": lambda: Server(EXAMPLE, 2, "tcp://0.0.0.0:0?auth=false").start(),
     "job ended": lambda: gone(until_lost, restarting=False),
     "server gone": lambda: gone(until_lost),
@@ -145,6 +155,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
 def said(error: BaseException) -> str:
     """As Python shows it, with the page's port and as if only these plugins were installed."""
     text = re.sub(r"(127\.0\.0\.1|0\.0\.0\.0):\d+", r"\1:5555", f"{type(error).__name__}: {error}")
+    text = text.replace("192.0.2.7", "10.0.0.2")
     text = re.sub(r"sport = :\d+", "sport = :5555", text)
     text = re.sub(r"\(installed: [^)]*\btcp\b[^)]*\)", "(installed: shm, tcp, tcps)", text)
     return re.sub(r"\(installed: [^)]*\buniform\b[^)]*\)", "(installed: fifo, hot_cold, lifo, max_heap, min_heap, prioritized, uniform)", text)
