@@ -124,7 +124,7 @@ def _transports(needed: str | None) -> Iterator[Finding]:
             for finding in cls.findings():
                 if finding not in seen:  # one class may have several names
                     seen.add(finding)
-                    yield finding if finding.status != FAILURE else finding._replace(status=worst)
+                    yield finding if finding.status != FAILURE else Finding(worst, finding.what, finding.found, finding.fix)
         except Exception as error:
             yield Finding(worst, record.name, str(error) or type(error).__name__)
 
