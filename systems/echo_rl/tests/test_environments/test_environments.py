@@ -97,6 +97,7 @@ def test_any_id_of_gymnasium() -> None:
         (("x", 1.0, 0.5, False, {}), "terminated has to be True or False, not 0.5"),
         (("x", 1.0, False, None, {}), "truncated has to be True or False"),
         ((None, 1.0, False, False, {}), "no observation"),
+        (("x", 1.0, False, False, 5), "info has to be a dictionary, not 5"),
         (("x", 1.0, False, {}), r"\(observation, reward, terminated, truncated, info\)"),
         (RuntimeError("lost"), "has raised RuntimeError: lost"),
     ],

@@ -97,8 +97,28 @@ def test_a_reward_is_scaled_and_shrinks_with_the_steps() -> None:
 
 
 @pytest.mark.parametrize(
+    "env_id", ["MiniGrid-GoToDoor-5x5-v0", "MiniGrid-GoToObject-6x6-N2-v0", "BabyAI-PutNextS5N2Carrying-v0", "BabyAI-KeyInBox-v0", "MiniGrid-Unlock-v0"]
+)
+def test_an_oracle_without_a_way_says_so(env_id: str) -> None:
+    task = make_environment("minigrid", env_id=env_id)
+    for seed in range(5):
+        task.reset(seed)
+        with pytest.raises(EnvironmentFailure, match="minigrid: the oracle knows no way for the mission"):
+            while not (last := task.step(task.environment.solve())).terminated:  # type: ignore[attr-defined]
+                assert not last.truncated
+
+
+@pytest.mark.parametrize("objects", [3, 8])
+def test_objects_never_bar_the_way(objects: int) -> None:
+    task = make_environment("minigrid", task_type="multi_object", grid_size=5, num_objects=objects)
+    assert successes(task, "oracle", 30) == 1.0
+    assert trace(task, 27) == trace(make_environment("minigrid", task_type="multi_object", grid_size=5, num_objects=objects), 27)
+
+
+@pytest.mark.parametrize(
     ("options", "fault"),
     [
+        ({"task_type": "multi_object", "grid_size": 5, "num_objects": 9}, "num_objects must be at most 8 with grid_size=5"),
         ({"grid_size": 4}, "grid_size must be a whole number from 5 to 25"),
         ({"num_objects": 2}, "num_objects is for"),
         ({"task_type": "maze"}, "task_type must be one of"),

@@ -267,6 +267,50 @@ def test_an_environment_that_fails_ends_its_cell(tmp_path: Path) -> None:
     assert "the house is closed" in random["not_run"]
 
 
+def test_a_fault_of_one_cell_leaves_the_others_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each cell says why, the report is written, and the log has the traceback of a programming error once for each task and method."""
+
+    class Unlicensed(Doors):
+        def __init__(self) -> None:
+            raise RuntimeError("no license")
+
+    class Exits(Doors):
+        def reset(self, seed: int) -> str:
+            raise SystemExit(3)
+
+    class NotClosed(Doors):
+        def close(self) -> None:
+            raise OSError("it does not close")
+
+    class Divides:
+        def __init__(self, environment: Any, settings: Any) -> None:
+            if settings.seed == 1:
+                raise LookupError("no weights")
+
+        def begin(self, task_seed: int) -> None:
+            pass
+
+        def act(self, observation: Any) -> Any:
+            return 1 / 0
+
+    for name, kind in (("one", Doors), ("unlicensed", Unlicensed), ("exits", Exits), ("not closed", NotClosed)):
+        register_environment(name, kind)
+    register_baseline("divides", Divides)
+    tasks = ["unlicensed", "exits", "not closed", "one"]
+    report = EchoRLBenchmark(BenchmarkConfig(tasks, baselines=["divides", "oracle"], num_seeds=2, num_episodes=4, output_dir=str(tmp_path))).run()
+    cells = {(cell["task"], cell["method"], cell["seed"]): cell for cell in report.cells}
+    for seed in (0, 1):
+        assert cells["one", "oracle", seed]["success"] == 1.0 and cells["not closed", "oracle", seed]["episodes"] == 4
+        assert cells["unlicensed", "oracle", seed]["not_run"] == "environment unlicensed cannot be made: RuntimeError: no license"
+        assert "environment exits: reset" in cells["exits", "oracle", seed]["not_run"] and "SystemExit: 3" in cells["exits", "oracle", seed]["not_run"]
+    divides = cells["one", "divides", 0]
+    assert divides["faults"] == 3 and divides["not_run"] == "3 faults one after the other: method divides has raised ZeroDivisionError: division by zero"
+    assert cells["one", "divides", 1]["not_run"] == "LookupError: no weights"
+    assert (tmp_path / "report.md").read_text() == report.markdown()
+    shown = [(each.args[:2], each.exc_info[0]) for each in caplog.records if each.exc_info]  # type: ignore[index]
+    assert shown.count((("unlicensed", "oracle"), RuntimeError)) == shown.count((("one", "divides"), ZeroDivisionError)) == 1 and len(set(shown)) == len(shown)
+
+
 def test_an_environment_that_hangs_ends_its_cell(tmp_path: Path) -> None:
     go = threading.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -98,6 +99,8 @@ class CheckedEnvironment:
         observation, reward, terminated, truncated, info = result
         if observation is None:
             raise EnvironmentFailure(f"environment {self.name}: step({action!r:.80}) has returned no observation")
+        if not isinstance(info, Mapping | None):
+            raise EnvironmentFailure(f"environment {self.name}: info has to be a dictionary, not {info!r:.80}")
         transition = Transition(observation, self._reward(reward), self._flag(terminated, "terminated"), self._flag(truncated, "truncated"), dict(info or {}))
         self._running = not (transition.terminated or transition.truncated)
         return transition

@@ -23,6 +23,7 @@ __all__ = ["ACTIONS", "MiniGridConfig", "MiniGridEnvironment"]
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 LEFT, RIGHT, FORWARD, PICKUP, TOGGLE = 0, 1, 2, 3, 5
 VIEW = 7
+SIZE = 8
 DIRECTIONS = ("east", "south", "west", "north")
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
@@ -33,7 +34,8 @@ class MiniGridConfig(TaskConfig):
 
     Attributes:
         grid_size: the side of the grid with its walls, 5 to 25; only without ``env_id``. 8 by default.
-        num_objects: how many objects lie in the grid, for ``multi_object`` only. 3 by default.
+        num_objects: how many objects lie in the grid, for ``multi_object`` only: up to 9, and 8 in a grid of size 5, where the last cell is the agent's.
+            3 by default.
         task_type: ``"key_door"``: DoorKey. ``"multi_object"``: Fetch, where one of several objects is to be picked up.
             ``"navigation"``: Empty, from a random place.
         env_id: an id of the library instead, such as ``"BabyAI-GoToRedBall-v0"``.
@@ -63,6 +65,9 @@ class MiniGridConfig(TaskConfig):
             raise ConfigError("minigrid: env_id names the whole task, so grid_size, num_objects and task_type have to be left out")
         if self.num_objects is not None and self.task_type != "multi_object":
             raise ConfigError("minigrid: num_objects is for task_type='multi_object'; the other tasks have their own objects")
+        cells = ((self.grid_size or SIZE) - 2) ** 2
+        if self.num_objects is not None and self.num_objects >= cells:  # the library would look for a place for ever
+            raise ConfigError(f"minigrid: num_objects must be at most {cells - 1} with grid_size={self.grid_size}, so that the agent has a cell, too")
 
 
 class MiniGridEnvironment(TaskEnvironment):
@@ -99,8 +104,8 @@ class MiniGridEnvironment(TaskEnvironment):
     def solve(self) -> str:
         """The next action of an oracle that sees the whole grid: BabyAI's bot for its levels, otherwise a shortest way.
 
-        Raises EnvironmentFailure if there is no way. The way is to a goal or to the object to pick up, with keys and doors on it; other
-        missions have no oracle.
+        Raises EnvironmentFailure if the oracle knows no way. The way is to a goal or to the object to pick up, with keys and doors on it; other
+        missions have no oracle. BabyAI's bot fails in some of its levels.
         """
         if self._advice is None:
             if hasattr(self._env, "instrs"):
@@ -108,7 +113,7 @@ class MiniGridEnvironment(TaskEnvironment):
             else:
                 self._plan = self._plan or deque(shortest(self._env))
                 if not self._plan:
-                    raise EnvironmentFailure(f"minigrid: the oracle knows no way for the mission {self._env.mission!r}")
+                    raise EnvironmentFailure(self._no_way())
                 self._advice = self._plan[0]
         return ACTIONS[self._advice]
 
@@ -118,6 +123,8 @@ class MiniGridEnvironment(TaskEnvironment):
 
     def _begin(self, seed: int) -> Any:
         seen, _ = self._env.reset(seed=seed)
+        while self.config.task_type == "multi_object" and not shortest(self._env):
+            seen, _ = self._env.reset()  # other objects stand in the way, so that they are placed anew by the same random numbers
         self.max_steps = self.config.max_steps or self._env.max_steps  # BabyAI's levels have a limit for each mission
         self._bot, self._advice = None, None
         self._plan.clear()
@@ -139,10 +146,16 @@ class MiniGridEnvironment(TaskEnvironment):
         return Outcome(self._observed(seen), float(reward), bool(over), float(over and reward > 0))
 
     def _advised(self) -> int:
-        if self._bot is None:
-            self._bot = importlib.import_module("minigrid.utils.baby_ai_bot").BabyAIBot(self._env)
-            return int(self._bot.replan())
-        return int(self._bot.replan(self._action))
+        try:
+            if self._bot is None:
+                self._bot = importlib.import_module("minigrid.utils.baby_ai_bot").BabyAIBot(self._env)
+                return int(self._bot.replan())
+            return int(self._bot.replan(self._action))
+        except Exception as error:  # the bot shows by failed assertions and other errors that it does not know a way
+            raise EnvironmentFailure(f"{self._no_way()}: BabyAI's bot has raised {type(error).__name__} {error}".rstrip()) from None
+
+    def _no_way(self) -> str:
+        return f"minigrid: the oracle knows no way for the mission {self._env.mission!r}"
 
     def _observed(self, seen: Any) -> Any:
         if self.config.observation == "text":
@@ -165,7 +178,7 @@ def _library(config: MiniGridConfig) -> Any:
             raise ConfigError(f"minigrid: {config.env_id!r} is not one of MiniGrid's environments; use gym:{config.env_id}")
         return made
     envs = importlib.import_module("minigrid.envs")
-    size = config.grid_size or 8
+    size = config.grid_size or SIZE
     if config.task_type == "multi_object":
         return envs.FetchEnv(size=size, numObjs=config.num_objects or 3, **options)
     if config.task_type == "navigation":
@@ -231,7 +244,7 @@ def shortest(env: Any) -> list[int]:
     It searches breadth first over the place, the direction, what is carried and which doors are open. Nothing is put down on the way.
     """
     cells = {(x, y): env.grid.get(x, y) for x in range(env.width) for y in range(env.height)}
-    wanted = (env.targetType, env.targetColor) if hasattr(env, "targetType") else None
+    wanted = (env.targetType, env.targetColor) if hasattr(env, "targetColor") else None  # of Fetch; GoToObject has the type only, and wants no pickup
     start = (
         (int(env.agent_pos[0]), int(env.agent_pos[1])),
         int(env.agent_dir),
@@ -243,9 +256,11 @@ def shortest(env: Any) -> list[int]:
         state = queue.popleft()
         at, direction, held, opened = state
         front = (at[0] + STEPS[direction][0], at[1] + STEPS[direction][1])
-        cell = None if cells[front] is held and held is not None else cells[front]
         following = {LEFT: (at, (direction - 1) % 4, held, opened), RIGHT: (at, (direction + 1) % 4, held, opened)}
-        if cell is None or cell.type in ("goal", "floor") or front in opened:
+        cell = None if held is not None and cells.get(front) is held else cells.get(front)
+        if front not in cells:
+            pass  # the agent stands in a door of the outer wall, as there are in GoToDoor
+        elif cell is None or cell.type in ("goal", "floor") or front in opened:
             following[FORWARD] = (front, direction, held, opened)
         elif cell.type == "door" and (not cell.is_locked or (held is not None and held.type == "key" and held.color == cell.color)):
             following[TOGGLE] = (at, direction, held, opened | {front})

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from echo_core import ConfigError
+from echo_core import ConfigError, EchoError
 from echo_rl.backbones import NAMES, Backbone, BackboneError, BackboneUnavailable, Prices, adapters, backbone, is_known
 from echo_rl.checks import Rule, check_fields, instance, optional, real, whole
 from echo_rl.environments import _ALIASES, FORMS, CheckedEnvironment, EnvironmentFailure, environments, is_environment, make_environment
 from echo_rl.evaluation.baselines import Agent, Baseline, CellSettings, NotRun, Spent, find_baseline
-from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded
+from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded, lost
 from echo_rl.evaluation.report import Report
 from echo_rl.rollouts.timed_calls import TimedCalls, TimeoutFailure
 from echo_rl.training.evaluation import EVALUATION_TASKS
@@ -108,6 +108,7 @@ class EchoRLBenchmark:
         self._methods = self._all_methods()
         self._file = EpisodesFile(Path(config.output_dir) / "episodes.jsonl")
         self._opened: dict[str, Backbone | str] = {}
+        self._logged = set[tuple[str, str, type]]()  # of which errors the log has a traceback
         self._stop = threading.Event()
 
     async def run_benchmark(self) -> Report:
@@ -183,22 +184,33 @@ class EchoRLBenchmark:
         count, (baseline, model) = self.config.num_episodes, self._methods[cell[1]]
         done = {episode.episode for episode in recorded if not episode.fault}
         missing = [number for number in range(count) if number not in done]
-        reason, played = "", 0
+        reason, played = "", list[Episode]()
         if missing and recorded and baseline.trains:
             reason = "episodes of one training are not mixed with those of another; delete the cell's other episodes to have it played anew"
         elif missing:
             try:
                 with ExitStack() as stack:
-                    reason, played = self._play(stack, cell, baseline, model, missing)
-            except (NotRun, _Unavailable) as error:
+                    reason = self._play(stack, cell, baseline, model, missing, played)
+            except (EchoError, _Unavailable) as error:
                 reason = str(error)
+            except Exception as error:  # an environment, an agent or a backbone has a fault; other cells do not depend on it
+                self._log_once(cell, error)
+                reason = f"{type(error).__name__}: {error}"
         if reason:
             _log.info("%s: not run: %s", cell, reason)
             self._file.not_run(cell, reason)
-        self._on_cell(cell, len(done) + played, reason)
+        self._on_cell(cell, len(done) + sum(not episode.fault for episode in played), reason or lost(played))
 
-    def _play(self, stack: ExitStack, cell: Cell, baseline: Baseline, model: str, missing: Sequence[int]) -> tuple[str, int]:
-        """Play episodes, and record them. Return why the rest is not run, or "", and how many were played."""
+    def _log_once(self, cell: Cell, error: BaseException) -> None:
+        """Log the traceback of an error that is not Echo's, once for each task and method: without it nobody could mend the program."""
+        inner = error.__cause__ or error if isinstance(error, EnvironmentFailure) else error
+        key = (*cell[:2], type(inner))
+        if not isinstance(inner, EchoError | BackboneError) and key not in self._logged:
+            self._logged.add(key)
+            _log.error("task %s, method %s, seed %d: an error of the environment or of the method", *cell, exc_info=inner)
+
+    def _play(self, stack: ExitStack, cell: Cell, baseline: Baseline, model: str, missing: Sequence[int], played: list[Episode]) -> str:
+        """Play episodes, record them, and add those that are recorded to ``played``. Return why the rest is not run, or ""."""
         task, _, seed = cell
         config, options = self.config, baseline.options(task, self._tasks[task])
         language = self._backbone(model) if model else None
@@ -208,26 +220,36 @@ class EchoRLBenchmark:
             environment = make_environment(task, **options)
         except ConfigError as error:
             raise _Unavailable(str(error)) from error
+        except Exception as error:
+            self._log_once(cell, error)
+            raise _Unavailable(f"environment {task} cannot be made: {type(error).__name__}: {error}") from error
         calls = TimedCalls(config.timeout)
         stack.callback(calls.close, [environment.close], [f"environment {task}: close()"])
         agent = baseline.make(environment, CellSettings(task, options, seed, language, config.max_steps, config.max_tokens, config.echo_rl_configs or {}))
         stack.callback(getattr(agent, "close", lambda: None))
-        faults, kept, played = 0, list[Episode](), 0
+        faults, kept = 0, list[Episode]()
+
+        def record(*episodes: Episode) -> None:
+            self._file.add(*episodes)
+            played.extend(episodes)
+
         for number in missing:
             if self._stop.is_set():
-                return "", played  # a cell of a method that trains is recorded as a whole or not at all
-            episode, late = _episode(environment, agent, calls, cell, number, config.max_steps)
+                return ""  # a cell of a method that trains is recorded as a whole or not at all
+            episode, ended = _episode(environment, agent, calls, cell, number, config.max_steps)
+            late = isinstance(ended, TimeoutFailure)
             faults = faults + 1 if episode.fault else 0
-            played += not episode.fault
+            if ended is not None:
+                self._log_once(cell, ended)
             if baseline.trains:
                 kept.append(episode)
             else:
-                self._file.add(episode)
+                record(episode)
             if late or faults == _LOST:
-                self._file.add(*kept)
-                return f"{'the environment hangs' if late else f'{faults} faults one after the other'}: {episode.fault}", played
-        self._file.add(*kept)
-        return "", played
+                record(*kept)
+                return f"{'the environment hangs' if late else f'{faults} faults one after the other'}: {episode.fault}"
+        record(*kept)
+        return ""
 
     def _backbone(self, name: str) -> Backbone:
         """The language model of this name, opened once."""
@@ -252,9 +274,12 @@ class _Unavailable(Exception):
     """Something that a cell needs is not there."""
 
 
-def _episode(environment: CheckedEnvironment, agent: Agent, calls: TimedCalls, cell: Cell, number: int, most: int | None) -> tuple[Episode, bool]:
-    """Play one episode. Also return whether the environment hangs."""
-    task_seed, reward, steps, success, fault, late = EVALUATION_TASKS + cell[2] * _MOST + number, 0.0, 0, None, "", False
+def _episode(
+    environment: CheckedEnvironment, agent: Agent, calls: TimedCalls, cell: Cell, number: int, most: int | None
+) -> tuple[Episode, Exception | None]:
+    """Play one episode. Also return the error that has ended it, or None. Raise NotRun if the agent cannot act here."""
+    task_seed, reward, steps, success, fault = EVALUATION_TASKS + cell[2] * _MOST + number, 0.0, 0, None, ""
+    ended: Exception | None = None
     began = time.perf_counter()
     try:
         agent.begin(task_seed)
@@ -267,21 +292,27 @@ def _episode(environment: CheckedEnvironment, agent: Agent, calls: TimedCalls, c
                 success = bool(transition.info["success"])
             if transition.terminated or transition.truncated or steps == most:
                 break
+    except NotRun:
+        raise
     except (EnvironmentFailure, BackboneError) as error:
-        fault, late = str(error) or type(error).__name__, isinstance(error, TimeoutFailure)
+        fault, ended = str(error) or type(error).__name__, error
+    except Exception as error:
+        fault, ended = f"method {cell[1]} has raised {type(error).__name__}: {error}", error
     seconds, spent, trained = time.perf_counter() - began, getattr(agent, "spent", Spent()), getattr(agent, "trained_steps", None)
     task, method, seed = cell
     counted = Episode(
         task, method, seed, number, task_seed, reward, success, steps, spent.prompt, spent.made, spent.cached, seconds, spent.cost, trained, fault,
         spent.bandwidth,
     )
-    return counted, late
+    return counted, ended
 
 
 def _called(calls: TimedCalls, call: Callable[[], Any], what: str) -> Any:
     found = calls.each([call], [what])[0]
-    if isinstance(found, BaseException):
+    if isinstance(found, Exception):
         raise found
+    if isinstance(found, BaseException):  # such as SystemExit, which has ended nothing: the call was made in a thread of its own
+        raise EnvironmentFailure(f"{what} has raised {type(found).__name__}: {found}") from found
     return found
 
 

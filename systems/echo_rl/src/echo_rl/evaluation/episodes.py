@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from echo_core import ConfigError
 
-__all__ = ["Cell", "Episode", "EpisodesFile", "Recorded"]
+__all__ = ["Cell", "Episode", "EpisodesFile", "Recorded", "lost"]
 
 Cell = tuple[str, str, int]
 """A task, a method and a seed."""
@@ -58,6 +58,12 @@ class Episode:
     def cell(self) -> Cell:
         """Where it belongs."""
         return self.task, self.method, self.seed
+
+
+def lost(episodes: Sequence[Episode]) -> str:
+    """How many of the episodes have a fault, and the last one; "" if none has."""
+    faults = [episode.fault for episode in episodes if episode.fault]
+    return f"{len(faults)} fault{'s' if len(faults) > 1 else ''}, the last one: {faults[-1]}" if faults else ""
 
 
 @dataclass
