@@ -14,7 +14,7 @@ import pytest
 from echo_core import ConfigError
 from echo_rl.environments import EnvironmentFailure, make_environment
 from echo_rl.environments.code.functions import evaluated, faults, made
-from echo_rl.environments.cruxeval import CRUXEvalConfig, CRUXEvalEnvironment, _same
+from echo_rl.environments.cruxeval import CRUXEvalConfig, CRUXEvalEnvironment, _random, _same
 
 sys.path.insert(0, str(Path(__file__).parent))
 from playing import successes, trace
@@ -135,6 +135,68 @@ def test_a_file_of_functions(file: Any) -> None:
     assert search.step("").info["success"]
 
 
+@pytest.mark.parametrize(
+    ("code", "given", "result"),
+    [
+        ("def f(x):\n    return len(x)\n", "'a#c'", "3"),
+        ("def f(x):\n    return len(x)\n", "[1,  # one\n2]  # two", "2"),
+        ("def f(x, y=2):\n    return x * y\n", "2, y=3", "6"),
+        ("def f(**named):\n    return sorted(named)\n", "b=1, a={'c': None}", "['a', 'b']"),
+    ],
+)
+def test_all_arguments_that_are_literals_can_be_an_answer(file: Any, code: str, given: str, result: str) -> None:
+    path = file({"code": code, "input": given, "output": result})
+    for kind in ("output", "input"):
+        task = make_environment("cruxeval", path=path, task_type=kind, allow_code=True)
+        assert successes(task, "oracle", 1) == 1.0 and 0 <= successes(task, "random", 3) <= 1
+    computed = make_environment("cruxeval", path=file({"code": code, "input": given}), allow_code=True)
+    computed.reset(0)
+    assert computed.environment.solve() == result  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("answer", ["1),(2", "9)(", "9).real, (1", "9) + f(0", "*[9]", "**{'n': 9}", "n=int('9')", "9 # )\n) + (9"])
+def test_an_input_is_the_arguments_of_exactly_one_call(file: Any, answer: str) -> None:
+    code = "def f(n):\n    return (1, 2) if n > 5 else n\n"
+    task = make_environment("cruxeval", path=file({"code": code, "input": "6", "output": "(1, 2)"}), task_type="input", allow_code=True)
+    task.reset(0)
+    assert task.step(answer).reward == 0.0
+    task.reset(0)
+    assert task.step("n=9  # more than five").reward == 1.0
+    with pytest.raises(ConfigError, match="line 1: its input .* is not the arguments of one call"):
+        make_environment("cruxeval", path=file({"code": code, "input": "1),(2", "output": "1"}))
+
+
+def test_results_that_are_no_literals_are_refused_by_name(file: Any) -> None:
+    code = "from collections import Counter\ndef f(x):\n    return Counter(x)\n"
+    for output in ("Counter({'a': 2})", "[inf]", "nan"):
+        with pytest.raises(ConfigError, match="line 1: its output .* is not a literal of Python"):
+            make_environment("cruxeval", path=file({"code": code, "input": "'aa'", "output": output}))
+    for kind in ("output", "input", "repair"):
+        task = make_environment("cruxeval", path=file({"code": code, "inputs": ["'aa'", "'ab'"], "id": "count"}), task_type=kind, allow_code=True)
+        with pytest.raises(EnvironmentFailure, match=r"function count: f\('aa'\) returns Counter\(.* is not a literal of Python"):
+            task.reset(0)
+    with pytest.raises(ConfigError, match="function 1: its input .* is not made of literals"):
+        make_environment("cruxeval", path=file({"code": CODE, "input": "range(3)", "output": "[0, 1]"}), task_type="input", allow_code=True)
+
+
+def test_random_answers_have_the_type_of_the_right_one() -> None:
+    rng = np.random.default_rng(0)
+    value = (True, 3, 2.5, 1j, "ab", b"ab", [1, ("x",)], {1, 2, 3}, {"k": (None, set())}, None, ())
+    for _ in range(20):
+        found = _random(rng, value)
+        assert [type(each) for each in found] == [type(each) for each in value] and ast.literal_eval(repr(found)) == found
+        assert type(found[6][1]) is tuple and found[9] is None and found[10] == () and found[8][next(iter(found[8]))] == (None, set())
+    assert _random(rng, [2.5] * 9) != [2.5] * 9
+
+
+def test_a_line_of_the_file_ends_at_its_newline_only(tmp_path: Path) -> None:
+    path = tmp_path / "functions.jsonl"
+    entry = {"code": "def f(x):\n    return x + '\u2028\x85'\n", "input": "'a'", "output": "'a\u2028\x85'"}
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(entry, ensure_ascii=False).encode() + b"\r\n" + json.dumps(entry).encode())
+    task = make_environment("cruxeval", path=str(path))
+    assert task.reset(0) == task.reset(1) and successes(task, "oracle", 2) == 1.0
+
+
 def test_missing_outputs_are_computed_only_with_allow_code(file: Any) -> None:
     path = file({"code": CODE, "inputs": ["[3, 1]", "[2, 1, 0], 1"]}, {"code": "def f(x):\n    return 1 / x\n", "input": "0"})
     with pytest.raises(ConfigError, match="gives no output of function 1; .*allow_code=True"):
@@ -192,4 +254,6 @@ def test_a_file_without_short_functions_is_refused(file: Any) -> None:
 def test_literals_are_compared_with_their_types() -> None:
     assert _same("[1, 2]", " [1,2] ") and _same("{'b': 1, 'a': 2}", "{'a': 2, 'b': 1}") and _same("{1, 2}", "{2, 1}")
     assert not _same("1", "True") and not _same("(1, 2)", "[1, 2]") and not _same("{'a': 1}", "{'a': True}") and not _same("x", "x") and not _same("1.0", "1")
+    assert not _same("{True}", "{1}") and not _same("{1: 'a'}", "{True: 'a'}") and not _same("{(1, 0)}", "{(True, 0)}") and not _same("[{1.0}]", "[{1}]")
+    assert _same("[{(1, 2): {3, 'a'}}]", "[{(1, 2): {'a', 3}}]") and _same("set()", "set()") and not _same("{}", "set()")
     assert np.all([not _same("", text) for text in ("", "None", "''")])

@@ -89,6 +89,12 @@ class CRUXEvalEnvironment(TaskEnvironment):
             raise ConfigError(
                 f"cruxeval: {config.path} gives no output of function {unknown[0]}; to execute the functions for their outputs, set allow_code=True"
             )
+        for function in self._functions or () if config.task_type == "input" else ():
+            if not functions.is_literal(_call(function.calls[0])):
+                raise ConfigError(
+                    f"cruxeval: {config.path}: function {function.label}: its input {function.calls[0]!r:.200} is not made of literals, and only literals are "
+                    "accepted as an answer; leave the function out"
+                )
         self._function = self._right = Function("f", "", (), (), "")
         self._left = 0
 
@@ -100,7 +106,11 @@ class CRUXEvalEnvironment(TaskEnvironment):
         """A random answer, for the baseline ``random``: of the result's kind, arguments of the right kind, or the faulty function with another fault."""
         if self.config.task_type == "repair":
             return next(functions.faults(self._function.code, int(rng.integers(1 << 31))), self._function.code)
-        return _literal(rng, self.solve())
+        if self.config.task_type == "output":
+            return repr(_random(rng, _value(self.solve())))
+        call = _call(self.solve())
+        given = [("", node) for node in call.args] + [(f"{each.arg}=", each.value) for each in call.keywords]
+        return ", ".join(name + repr(_random(rng, ast.literal_eval(node))) for name, node in given)
 
     def _begin(self, seed: int) -> str:
         self._left = self.config.attempts
@@ -140,6 +150,11 @@ class CRUXEvalEnvironment(TaskEnvironment):
         for call, answer in zip(function.calls, answers, strict=True):
             if strict and answer.value is None:
                 raise EnvironmentFailure(f"cruxeval: function {function.label}: {function.name}({call}) has no result: {answer.error}")
+            if strict and not functions.is_literal(answer.value or ""):
+                raise EnvironmentFailure(
+                    f"cruxeval: function {function.label}: {function.name}({call}) returns {answer.value:.200}, which is not a literal of Python, so that no "
+                    "answer can be compared with it; leave the function out"
+                )
         return tuple(answer.value or "" for answer in answers)
 
     def _act(self, action: Any) -> Outcome:
@@ -156,7 +171,10 @@ class CRUXEvalEnvironment(TaskEnvironment):
         if kind == "output":
             return _same(answer, right.results[0])
         if kind == "input":
-            return _arguments(answer) and _same(self._results(right.code, Function(right.name, right.code, (answer,), ("",), right.label))[0], right.results[0])
+            call = functions.arguments(answer)
+            if call is None or not functions.is_literal(call):
+                return False
+            return _same(self._results(right.code, Function(right.name, right.code, (answer,), ("",), right.label))[0], right.results[0])
         if len(answer) > self.config.max_code_length:
             return False
         return all(_same(one, two) for one, two in zip(self._results(answer, right), right.results, strict=True))
@@ -184,37 +202,44 @@ def _value(text: str) -> Any:
 
 
 def _same(one: str, two: str) -> bool:
-    """Whether two texts are literals of equal values of the same types: True is not 1."""
-    first, second = _value(one), _value(two)
+    """Whether two texts are literals of equal values of the same types: True is not 1, also within sets and as a key."""
     try:
-        return bool(first == second) and _typed(first) == _typed(second)
+        return bool(_typed(_value(one)) == _typed(_value(two)))
     except RecursionError:
         return False
 
 
 def _typed(value: Any) -> Any:
+    """The value with the type of each of its parts, as something that can be compared and hashed."""
     if isinstance(value, list | tuple):
-        return type(value), [_typed(item) for item in value]
+        return type(value), tuple(map(_typed, value))
+    if isinstance(value, set):
+        return set, frozenset(map(_typed, value))
     if isinstance(value, dict):
-        return dict, sorted((repr(key), repr(_typed(item))) for key, item in value.items())
-    return type(value)
+        return dict, frozenset((_typed(key), _typed(item)) for key, item in value.items())
+    return type(value), value
 
 
-def _arguments(text: str) -> bool:
-    """Whether a text is nothing but literals, parted by commas, or empty."""
-    return not text or (type(_value(f"({text},)")) is tuple and "\n" not in text and "#" not in text)
+def _call(arguments: str) -> ast.Call:
+    call = functions.arguments(arguments)
+    assert call is not None, "read() and made() give nothing else"
+    return call
 
 
-def _literal(rng: np.random.Generator, like: str) -> str:
-    value = _value(like)
-    if isinstance(value, bool):
-        return str(bool(rng.random() < 0.5))
-    if isinstance(value, int):
-        return str(int(rng.integers(-5, 30)))
-    if isinstance(value, str):
-        return repr("".join(rng.choice(list(functions.LETTERS), max(1, len(value)))))
-    if isinstance(value, list):
-        return "[" + ", ".join(_literal(rng, repr(item)) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(rng, repr(key))}: {_literal(rng, repr(item))}" for key, item in value.items()) + "}"
-    return str(int(rng.integers(-5, 30)))
+def _random(rng: np.random.Generator, like: Any) -> Any:
+    """A random value of the same type, and of the same length where it has one."""
+    if isinstance(like, bool):
+        return bool(rng.random() < 0.5)
+    if isinstance(like, int):
+        return int(rng.integers(-5, 30))
+    if isinstance(like, float | complex):
+        return type(like)(int(rng.integers(-50, 300)) / 10)
+    if isinstance(like, str):
+        return "".join(rng.choice(list(functions.LETTERS), max(1, len(like))))
+    if isinstance(like, bytes):
+        return bytes(rng.integers(97, 105, max(1, len(like))).tolist())
+    if isinstance(like, list | tuple | set):
+        return type(like)(_random(rng, item) for item in like)
+    if isinstance(like, dict):
+        return {_random(rng, key): _random(rng, item) for key, item in like.items()}
+    return like  # None and ... are the only values of their types

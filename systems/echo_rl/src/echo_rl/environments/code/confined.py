@@ -127,7 +127,7 @@ def run(job: dict[str, Any], out: Any) -> None:
         return
     for call in job["calls"]:
         try:
-            value = repr(eval(f"__function({call})", {"__function": function}))
+            value = repr(eval(f"__function({call}\n)", {"__function": function}))
             answer = {"value": value} if len(value) <= MOST_TEXT else {"error": "the result is too long"}
         except BaseException as error:
             answer = {"error": shown(error)}

@@ -13,7 +13,7 @@ import numpy as np
 
 from echo_core import ConfigError
 
-__all__ = ["Function", "evaluated", "faults", "made", "read"]
+__all__ = ["Function", "arguments", "evaluated", "faults", "is_literal", "made", "read"]
 
 MOST_FILE = 64 << 20
 
@@ -35,6 +35,28 @@ class Function:
     calls: tuple[str, ...]
     results: tuple[str, ...]
     label: str
+
+
+def arguments(text: str) -> ast.Call | None:
+    """A call with these arguments, as between its parentheses; None if the text is not the arguments of exactly one call, such as ``1),(2``."""
+    try:
+        call = ast.parse(f"f({text}\n)", mode="eval").body  # the end of the line ends a comment in the text
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return call if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
+
+
+def is_literal(value: str | ast.AST) -> bool:
+    """Whether a text is a literal of Python, or a call has nothing but literals as its arguments."""
+    parts: list[str | ast.AST] = [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else [value]
+    if isinstance(value, ast.Call) and any(each.arg is None for each in value.keywords):  # **{...}
+        return False
+    try:
+        for part in parts:
+            ast.literal_eval(part)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 LIST_STEPS = (
@@ -184,7 +206,7 @@ def read(path: str, longest: int) -> list[Function]:
     try:
         if Path(path).stat().st_size > MOST_FILE:
             raise ConfigError(f"cruxeval: the file {path} is larger than {MOST_FILE >> 20} MiB")
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")  # JSON's texts may have other characters that end a line for Python
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cruxeval: the file of functions {path} cannot be read: {error}") from error
     functions = [_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -206,6 +228,12 @@ def _line(path: str, number: int, line: str) -> Function:
                 raise ValueError(f'"{name}" has to be a text, or "{name}s" a list of texts')
         if len(outputs) != len(inputs):
             raise ValueError(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
+        for text in inputs:
+            if arguments(text) is None:
+                raise ValueError(f"its input {text!r:.200} is not the arguments of one call")
+        for text in filter(None, outputs):
+            if not is_literal(text.strip()):
+                raise ValueError(f"its output {text!r:.200} is not a literal of Python, so that no answer can be compared with it; leave the function out")
         names = [node.name for node in ast.parse(entry["code"]).body if isinstance(node, ast.FunctionDef)]
         if not names:
             raise ValueError("its code defines no function")
