@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -72,20 +73,21 @@ def test_in_namespaces_there_are_no_files_no_network_and_no_other_processes(tmp_
         )
     assert got[0] == "2" and got[1] == "([], [])" and got[2] in ("[]", "['LC_CTYPE']")
     assert "FileNotFoundError" in got[3] and "FileNotFoundError" in got[4]
-    assert got[5:] == ["-1", "1", "-1"]
+    assert got[5:] == ["-1", "2", "-1"]  # the second process of its namespace, whose first one is ours
 
 
 @pytest.mark.parametrize("namespaces", [True, False])
-def test_memory_files_and_processes_are_limited(namespaces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_files_and_processes_are_limited(namespaces: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if namespaces and not sandbox.namespaces():
         pytest.skip("the kernel gives an unprivileged process no namespaces")
     monkeypatch.setattr(sandbox, "namespaces", lambda: namespaces)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("SECRET_TOKEN", "token")
     got = results("'memory'", "'fill'", "'fork'", "'shown'", "'long'", "'say'", "'settings'", "'nothing'", "'end'", "'floor', 1.0")
     assert "MemoryError" in got[0] and "OSError" in got[1] and "BlockingIOError" in got[2] and "KeyError" in got[3] and "too long" in got[4]
     assert got[5] == "1" and got[6] in ("[]", "['LC_CTYPE']") and "KeyError" in got[7]
     assert got[8] == got[9] == "! it did not end in time, or ended its process"
-    assert not list(Path(__import__("tempfile").gettempdir()).glob("echo-code-*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_time_is_limited_and_earlier_results_count() -> None:
@@ -98,19 +100,45 @@ def test_code_that_cannot_run_is_an_error_of_each_call() -> None:
     assert "KeyError" in (sandbox.call("x = 1", "f", ["1"], seconds=20)[0].error or "")
 
 
-def test_no_process_outlives_a_killed_caller() -> None:
-    program = "from echo_rl.environments.code import sandbox\nsandbox.call('def f():\\n    while True: pass', 'f', [''], seconds=60)"
-    with subprocess.Popen([sys.executable, "-c", program]) as caller:
+ENDLESS = "def f():\n    while True: pass\n"
+# It clears the signal that it gets when its parent dies, leaves its session, and tries to stop and to trace the process that watches it.
+STUBBORN = """
+def f():
+    import ctypes, os
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, 0, 0, 0, 0)
+    for attempt in (os.setsid, lambda: os.kill(1, 19), lambda: libc.ptrace(16, 1, 0, 0)):
+        try:
+            attempt()
+        except OSError:
+            pass
+    while True: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "namespaces", "killed"),
+    [(ENDLESS, True, True), (ENDLESS, False, True), (STUBBORN, True, True), (STUBBORN, True, False), (STUBBORN, False, False)],
+)
+def test_no_process_outlives_its_caller_or_its_time(code: str, namespaces: bool, killed: bool, tmp_path: Path) -> None:
+    if namespaces and not sandbox.namespaces():
+        pytest.skip("the kernel gives an unprivileged process no namespaces")
+    program = f"from echo_rl.environments.code import sandbox\nsandbox.namespaces = lambda: {namespaces}\n"
+    program += f"sandbox.call({code!r}, 'f', [''], seconds={60 if killed else 3})\ninput()"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed caller leaves its folder
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, env=environment) as caller:
         found: list[int] = []
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not any(_burning(pid) for pid in found):
             found = _below(caller.pid)
             time.sleep(0.05)
         assert found
-        os.kill(caller.pid, signal.SIGKILL)
-    while any(Path(f"/proc/{pid}").exists() and not _ended(pid) for pid in found):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
+        if killed:
+            os.kill(caller.pid, signal.SIGKILL)
+        while any(Path(f"/proc/{pid}").exists() and not _ended(pid) for pid in found):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.02)
+        caller.kill()
 
 
 def _below(pid: int) -> list[int]:

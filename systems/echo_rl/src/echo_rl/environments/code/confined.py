@@ -105,10 +105,15 @@ def main() -> None:
         except (OSError, KeyError, AttributeError) as error:
             out.write(json.dumps({"confined": False, "reason": str(error)}) + "\n")
             return
-        if (child := os.fork()) != 0:  # only a child is in the new namespace of processes, as its first
-            os.waitpid(child, 0)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that the code cannot trace the first process below, which has its user
+        if (first := os.fork()) != 0:  # only a child is in the new namespace of processes, as its first
+            os.waitpid(first, 0)
             return
         die_with_parent()
+        # The code could undo this for itself, and leave its session. But the kernel ends all processes of the namespace with the first, so it is not the first.
+        if (child := os.fork()) != 0:
+            os.waitpid(child, 0)
+            return
     limit(job["seconds"], job["memory"])
     if confined:
         give_up_capabilities()

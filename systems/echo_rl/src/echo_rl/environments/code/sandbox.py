@@ -1,7 +1,10 @@
 """Calls functions of unknown origin in a process that may do little, and for a short time.
 
 The process has no environment variables, limits of memory, time, files and processes, and its own empty folder. Where the kernel allows unprivileged namespaces
-it also has no network, sees no other process and no file at all. This keeps honest mistakes and curious models away from your files. It is not a boundary
+it also has no network, sees no process of yours and no file at all, and whatever it does, the kernel ends it with its caller. Without namespaces, hostile code
+can refuse the signal that ends it with a caller that is killed; then it lives on. Shared memory of System V counts in no limit of a process: code that asks for
+it gets more than the limit of memory, up to the kernel's ``kernel.shmall``. It ends with the namespace; without one it stays until somebody removes it by
+``ipcrm``. This keeps honest mistakes and curious models away from your files. It is not a boundary
 against somebody who has a fault of the kernel at hand: run hostile code in a virtual machine.
 """
 
