@@ -67,6 +67,37 @@ def test_a_deleted_episode_takes_its_share_and_nothing_else(tmp_path: Path) -> N
     assert less["rows"][1:] == whole["rows"][1:] and less["rows"][0]["episodes"] == 3
     path.write_text("".join(line for line in lines if "react@m" not in line or "plan" in line))
     assert "not run: no episode is recorded" in Report.of(path).markdown()
+    with pytest.raises(ConfigError, match=r"there is no file .*none.e.jsonl; name the folder of a run"):
+        Report.of(tmp_path / "none" / "e.jsonl")
+
+
+def test_a_mean_lies_within_its_interval_when_seeds_have_unequally_many_episodes(tmp_path: Path) -> None:
+    file = EpisodesFile(tmp_path / "e.jsonl")
+    for number in range(20):
+        file.add(replace(BASE, episode=number, success=True, reward=1.0, trained_steps=1))
+        file.add(replace(BASE, episode=number, reward=0.0, method="other"))
+    for seed in range(1, 8):
+        file.add(replace(BASE, seed=seed, success=False, reward=0.0, trained_steps=1), replace(BASE, seed=seed, reward=0.0, method="other"))
+    report = Report(file.read())
+    found = row(report, "react@m")
+    assert (found["success"]["mean"], found["return"]["mean"], found["return"]["episode_mean"]) == (1 / 8, 1 / 8, 20 / 27)
+    for low, mean, high in (("low", "mean", "high"), ("bca_low", "episode_mean", "bca_high")):
+        for figure in ("success", "return"):
+            assert found[figure][low] <= found[figure][mean] <= found[figure][high]
+    assert "| 0.125 [0.000, 0.421] | 0.741 [" in report.markdown()
+    (test,) = report.comparisons
+    assert (test["unit"], test["difference"]) == ("seed", 1 / 8), "the difference is that of what the test compares"
+
+
+def test_a_cell_says_which_faults_it_had(tmp_path: Path) -> None:
+    file = EpisodesFile(tmp_path / "e.jsonl")
+    file.plan({"tasks": ["shop"], "methods": ["react@m"], "seeds": [0], "episodes": 3})
+    file.add(replace(BASE, fault="refused, 401"), replace(BASE, episode=1, fault="refused, 402"))
+    (found,) = Report(file.read()).rows
+    assert found["not_run"] == "0 of 3 are recorded; 2 faults, the last one: refused, 402"
+    file.add(BASE)
+    (found,) = Report(file.read()).rows
+    assert found["not_run"] == "seed 0: 1 of 3 are recorded; 1 fault, the last one: refused, 402"
 
 
 def test_faults_count_apart_and_the_later_record_holds(tmp_path: Path) -> None:
@@ -106,6 +137,11 @@ def test_what_a_kill_has_cut_off_is_dropped_and_a_wrong_line_is_refused(tmp_path
     assert EpisodesFile(path).read().episodes == [BASE]
     EpisodesFile(path).add(replace(BASE, episode=1))
     assert [episode.episode for episode in EpisodesFile(path).read().episodes] == [0, 1]
+    path.write_bytes(path.read_bytes()[:-1])  # an editor has removed the last end of a line
+    assert len(EpisodesFile(path).read().episodes) == 2
+    EpisodesFile(path).add(replace(BASE, episode=2))
+    assert [episode.episode for episode in EpisodesFile(path).read().episodes] == [0, 1, 2]
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     good = path.read_bytes()
     entry = json.loads(good.splitlines()[0])
     for wrong in ({"steps": -1}, {"return": "1"}, {"success": 1}, {"more": 1}, {"kind": "picture"}, {"seconds": None}):

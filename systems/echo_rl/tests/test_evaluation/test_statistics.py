@@ -28,6 +28,7 @@ def test_the_permutation_test_is_scipys() -> None:
     # scipy.stats.permutation_test(..., permutation_type="samples", n_resamples=inf)
     assert paired_permutation_test(ONE, TWO) == 0.06640625
     assert paired_permutation_test(TWO, ONE) == 0.06640625
+    assert paired_permutation_test([1e-12 * x for x in ONE], [1e-12 * x for x in TWO]) == 0.06640625, "rewards may have any scale"
     assert paired_permutation_test([1.0, 1.0, 1.0], [0.0, 0.0, 0.0]) == 2 / 8
     assert paired_permutation_test([0.3, 0.1], [0.3, 0.1]) == 1.0
     # More than 14 pairs are drawn: the exact value of 15 equal differences is 2 / 2^15.

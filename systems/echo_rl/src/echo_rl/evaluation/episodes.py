@@ -90,6 +90,7 @@ class Recorded:
 
 class EpisodesFile:
     """A file of JSON lines: ``plan``, ``episode`` and ``not run``. Each is written at once, and a line that a killed process left unfinished is dropped.
+    A last line that is whole counts also without the end of the line.
 
     Args:
         path: the file. Its folder is made when the first line is written.
@@ -102,7 +103,7 @@ class EpisodesFile:
     def read(self) -> Recorded:
         """Return what it holds; nothing if there is no file.
 
-        Raises ConfigError, which names the line, if one is no record.
+        Raises ConfigError, which names the line, if one is no record, or if the file cannot be read.
         """
         found, episodes = Recorded(), dict[tuple[Any, ...], Episode]()
         for number, line in enumerate(self._lines(), 1):
@@ -135,21 +136,40 @@ class EpisodesFile:
         self._write([{"kind": "not run", "task": cell[0], "method": cell[1], "seed": cell[2], "reason": reason}])
 
     def _lines(self) -> list[bytes]:
-        data = self.path.read_bytes() if self.path.exists() else b""
-        return data.split(b"\n")[:-1]
+        try:
+            *lines, rest = (self.path.read_bytes() if self.path.exists() else b"").split(b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error}") from error
+        return [*lines, rest] if _is_whole(rest) else lines
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
-        if not self._appended and self.path.exists():
-            # Text after the last end of a line is the rest of a write that a kill has cut off.
-            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
-        with self.path.open("ab", buffering=0) as file:
-            file.write(data)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._appended and self.path.exists():
+                before = self.path.read_bytes()
+                end = before.rfind(b"\n") + 1
+                if _is_whole(before[end:]):
+                    data = b"\n" + data
+                else:
+                    os.truncate(self.path, end)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(data)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error}; choose another output_dir, or make room") from error
         self._appended = True
 
 
 _TEXTS, _COUNTS = ("task", "method", "fault"), ("seed", "episode", "task_seed", "steps", "prompt_tokens", "tokens")
+
+
+def _is_whole(rest: bytes) -> bool:
+    """Whether the text after the last end of a line is a whole line, such as an editor leaves it. Otherwise a kill has cut a write off."""
+    try:
+        json.loads(rest)
+    except ValueError:
+        return False
+    return True
 
 
 def _entry(line: bytes) -> tuple[str, dict[str, Any]]:

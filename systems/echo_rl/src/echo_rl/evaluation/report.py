@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded
+from echo_core import ConfigError
+from echo_rl.evaluation.episodes import Cell, Episode, EpisodesFile, Recorded, lost
 from echo_rl.evaluation.statistics import bca_interval, holm, paired_permutation_test
 from echo_rl.training.metrics import mean_interval, share_interval
 
@@ -53,7 +54,9 @@ class Report:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Report:
-        """The report of a file of episodes. Raises ConfigError if it cannot be read."""
+        """The report of a file of episodes. Raises ConfigError if there is none, or if it cannot be read."""
+        if not Path(path).exists():
+            raise ConfigError(f"there is no file {path}; name the folder of a run as output_dir")
         return cls(EpisodesFile(path).read())
 
     def to_json(self) -> dict[str, Any]:
@@ -68,8 +71,8 @@ class Report:
         for task in dict.fromkeys(row["task"] for row in self.rows):
             lines += [f"## {task}", "", *_table(head, [_shown(row) for row in self.rows if row["task"] == task]), ""]
         lines += [
-            "Brackets after success@1: 95 % t interval of the seeds' means; with *, where seeds are equal or there is one, Wilson's interval of the",
-            "episodes. Brackets after return: 95 % BCa bootstrap interval of the episodes.",
+            "success@1: mean of the seeds' means, in brackets its 95 % t interval; with *, where seeds are equal or there is one, Wilson's interval of",
+            "the episodes. return: mean of the episodes, in brackets its 95 % BCa bootstrap interval.",
             "etps: tokens that the language model made, by all seconds of the episodes. Costs: by the user's prices. eta_bw: mean return by mean b_eff, in",
             "millions; b_eff is the quadratic cost of each call's tokens without those that were found in the cache.",
             "",
@@ -137,7 +140,8 @@ def _cell(name: Cell, episodes: Sequence[Episode], recorded: Recorded) -> dict[s
     planned = recorded.plan.get("episodes", 0)
     figures = {"episodes": len(good), "planned": planned, "faults": len(episodes) - len(good), "success": _success(good)}
     # A reason may be of an earlier run, and the cell complete by now.
-    reason = "" if good and len(good) >= planned else recorded.reasons.get(name, _NO_EPISODE if not episodes else f"{len(good)} of {planned} are recorded")
+    known = "; ".join(filter(None, (f"{len(good)} of {planned} are recorded", lost(episodes)))) if episodes else _NO_EPISODE
+    reason = "" if good and len(good) >= planned else recorded.reasons.get(name, known)
     rewards = fmean(episode.reward for episode in good) if good else None
     return {"task": name[0], "method": name[1], "seed": name[2], **figures, "return": rewards, "not_run": reason}
 
@@ -188,9 +192,10 @@ def _eta_bw(episodes: Sequence[Episode]) -> float | None:
 
 
 def _mean(values: Sequence[float], seeds: Sequence[float]) -> dict[str, Any]:
-    """A mean over episodes with the t interval of the seeds' means, and the bootstrap's of the episodes."""
+    """The mean of the seeds' means with its t interval, and the mean of the episodes with the bootstrap's. They differ if a seed has more episodes."""
     (low, high), (bca_low, bca_high) = mean_interval(seeds), bca_interval(values)
-    return {"mean": fmean(values), "interval": "t", "low": low, "high": high, "bca_low": bca_low, "bca_high": bca_high, "seeds": list(seeds)}
+    of_episodes = {"episode_mean": fmean(values), "bca_low": bca_low, "bca_high": bca_high}
+    return {"mean": fmean(seeds), "interval": "t", "low": low, "high": high, **of_episodes, "seeds": list(seeds)}
 
 
 def _share(solved: Sequence[bool], seeds: Sequence[float]) -> dict[str, Any]:
@@ -210,11 +215,12 @@ def _compared(task: str, first: str, second: str, one: Sequence[Episode], two: S
         return None
     figure = "success" if all(e[key].success is not None for e in (ours, theirs) for key in keys) else "return"
     values = [[float(e[key].success or 0) if figure == "success" else e[key].reward for key in keys] for e in (ours, theirs)]
-    unit, mean = "episode", fmean(values[0]) - fmean(values[1])
+    unit = "episode"
     if any(e.trained_steps is not None for e in (*one, *two)):  # the episodes of one training are not independent of each other
         unit, seeds = "seed", sorted({seed for seed, _ in keys})
         values = [[fmean(value for value, key in zip(each, keys, strict=True) if key[0] == seed) for seed in seeds] for each in values]
     p = paired_permutation_test(values[0], values[1])
+    mean = fmean(values[0]) - fmean(values[1])
     return {"task": task, "first": first, "second": second, "figure": figure, "difference": mean, "pairs": len(values[0]), "unit": unit, "p": p}
 
 
@@ -234,7 +240,7 @@ def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
         row["seeds"],
         row["episodes"],
         "the task has none" if success is None else _interval(success["mean"], success["low"], success["high"]) + ("" if success["interval"] == "t" else " *"),
-        _interval(reward["mean"], reward["bca_low"], reward["bca_high"]),
+        _interval(reward["episode_mean"], reward["bca_low"], reward["bca_high"]),
         f"{row['steps']:.1f}",
         "" if row["etps"] is None else f"{row['etps']:.1f}",
         cost,

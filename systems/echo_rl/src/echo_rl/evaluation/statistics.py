@@ -54,7 +54,7 @@ def paired_permutation_test(first: Sequence[float], second: Sequence[float], sam
         raise ValueError(f"a paired test needs as many values of both, at least 1, got {len(first)} and {len(second)}")
     differences = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     observed = abs(float(differences.sum()))
-    edge = observed - 1e-9 * max(1.0, float(np.abs(differences).sum()))  # an equal sum counts although rounding has made it less
+    edge = observed - 1e-9 * float(np.abs(differences).sum())  # an equal sum counts although rounding has made it less
     if len(differences) <= _EXACT:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(differences))))
         return float((np.abs(signs @ differences) >= edge).mean())
