@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from echo_core import EchoError
+from echo_core import ConfigError, EchoError
 from echo_rl.evaluation.benchmark import BenchmarkConfig, EchoRLBenchmark
 from echo_rl.evaluation.episodes import Cell
 from echo_rl.evaluation.report import Report
@@ -49,17 +49,19 @@ def main() -> int:
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="a module that registers tasks, backbones or baselines")
     parser.add_argument("--report-only", action="store_true", help="play nothing")
     parser.add_argument("--plot", help="write the picture to this file, too (needs matplotlib)")
-    parser.add_argument("--log-level", default="WARNING")
+    parser.add_argument("--log-level", type=str.upper, default="WARNING", choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"))
     given = parser.parse_args()
-    logging.basicConfig(level=given.log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if given.plot and not Path(given.plot).resolve().parent.is_dir():
+        parser.error(f"--plot: there is no folder {Path(given.plot).resolve().parent}; make it, or name another file")
+    logging.basicConfig(level=given.log_level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         report = run(given)
+        print("\n" + report.markdown())
+        if given.plot and not report.draw(given.plot):
+            print("no picture: matplotlib is not installed, or no episode is recorded")
     except (EchoError, ValueError) as error:
         print(f"benchmark_echo_rl: {error}", file=sys.stderr)
         return 2
-    print("\n" + report.markdown())
-    if given.plot and not report.draw(given.plot):
-        print("no picture: matplotlib is not installed, or no episode is recorded")
     return 0
 
 
@@ -71,9 +73,14 @@ def run(given: argparse.Namespace) -> Report:
         return report
     sys.path.insert(0, "")  # modules of the present folder
     for module in given.imports:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(f"--import {module}: {error}") from error
     names = {"timesteps": "total_timesteps", "num_actors": "num_actors", "actor_processes": "actor_processes", "batch_size": "batch_size", "device": "device"}
     trainer: dict[str, Any] = {name: getattr(given, argument) for argument, name in names.items() if getattr(given, argument) is not None}
+    if trainer and given.imports:
+        trainer["imports"] = given.imports  # actors are programs of their own, which have to know the tasks, too
     config = BenchmarkConfig(
         tasks=given.tasks,
         backbones=given.backbones,

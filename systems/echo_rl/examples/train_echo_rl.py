@@ -66,14 +66,16 @@ def main() -> int:
     parser.add_argument("--device", help="auto, cpu or cuda")
     parser.add_argument("--max-steps", type=int, help="the most actions of an episode")
     parser.add_argument("--timeout", type=float, help="the most seconds that the environment may take for a call")
-    parser.add_argument("--log-level", default="WARNING")
+    parser.add_argument("--log-level", type=str.upper, default="WARNING", choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"))
     parser.add_argument("--output-dir", help="for checkpoint.npz and metrics.jsonl")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --output-dir, if there is one")
     parser.add_argument("--config", action="append", default=[], help="a TOML file with a section [rl]")
     parser.add_argument("--whole", action="store_true", help="train for all timesteps, also when the target is reached")
     parser.add_argument("--plot", help="write a picture of the curve to this file (needs matplotlib)")
     given = parser.parse_args()
-    logging.basicConfig(level=given.log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if given.plot and not Path(given.plot).resolve().parent.is_dir():
+        parser.error(f"--plot: there is no folder {Path(given.plot).resolve().parent}; make it, or name another file")
+    logging.basicConfig(level=given.log_level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         return run(given)
     except EchoError as error:

@@ -336,6 +336,7 @@ def test_wrong_names_are_errors(tmp_path: Path) -> None:
         ({"baselines": ["react"]}, "react needs a language model"),
         ({"task_options": {"arc": {}}}, "task_options: arc is none of tasks"),
         ({"prices": "/none.toml"}, "prices: /none.toml"),
+        ({"tasks": ["webshop", "webshop-like"]}, "webshop is another name of webshop-like"),
     ]
     for given, message in wrong:
         fields: dict[str, Any] = {"tasks": ["digits"], "output_dir": str(tmp_path), **given}
@@ -343,6 +344,8 @@ def test_wrong_names_are_errors(tmp_path: Path) -> None:
             EchoRLBenchmark(BenchmarkConfig(**fields))
     with pytest.raises(ValueError, match="tasks must be a list of names"):
         BenchmarkConfig("alfworld")
+    with pytest.raises(ValueError, match="task_options must be a dictionary of options for each task"):
+        BenchmarkConfig(["digits"], task_options={"digits": 3})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="a baseline 'react' already"):
         register_baseline("react", lambda environment, settings: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match="a backbone 'gpt-4o' already"):
@@ -377,3 +380,57 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert ended.value.code == 2 and "there is no environment 'minigrit'" in capsys.readouterr().err
+
+
+LETTER = """
+from echo_rl.environments import register_environment
+
+class Letter:
+    alphabet = "ab?"
+
+    def reset(self, seed):
+        return "?"
+
+    def step(self, action):
+        return "", float(action == "a"), True, False, {"success": action == "a"}
+
+register_environment("letter", Letter)
+"""
+
+
+def example(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    return ended.value.code
+
+
+def test_actors_of_the_example_know_the_imported_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("letter_names.py").write_text(LETTER)
+    training = "--actor-processes 1 --timesteps 64 --batch-size 32 --num-actors 32"
+    arguments = f"--import letter_names --tasks letter --baselines ppo-rlhf --num-seeds 1 --num-episodes 2 {training}"
+    assert example(monkeypatch, *arguments.split()) == 0
+    assert "letter, ppo-rlhf, seed 0: 2 episodes\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--task-options", '{"digits": 3}'], "task_options must be a dictionary of options for each task"),
+        (["--log-level", "nope"], "--log-level: invalid choice: 'NOPE'"),
+        (["--import", "no_module_of_this_name"], "--import no_module_of_this_name: No module named"),
+        (["--output-dir", "/proc/x"], "/proc/x/episodes.jsonl cannot be written"),
+        (["--plot", "/none/picture.png"], "--plot: there is no folder /none"),
+        (["--report-only"], "there is no file benchmark_results/episodes.jsonl"),
+    ],
+)
+def test_wrong_arguments_of_the_example(
+    arguments: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert example(monkeypatch, "--tasks", "digits", "--num-episodes", "1", *arguments) == 2
+    said = capsys.readouterr()
+    assert fault in said.err.splitlines()[-1] and not said.out and not list(tmp_path.iterdir())

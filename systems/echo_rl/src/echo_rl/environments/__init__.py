@@ -46,7 +46,8 @@ _ADAPTERS: Mapping[str, tuple[str, str]] = {
 
 
 def register_environment(name: str, factory: Callable[..., Environment]) -> None:
-    """Make an environment known by a name, in this process and in the actors that it starts by fork.
+    """Make an environment known by a name, in this process. Actors are programs of their own: ``imports`` of ``TrainingConfig`` names the modules that
+    register environments there.
 
     Args:
         name: its name, without a colon.

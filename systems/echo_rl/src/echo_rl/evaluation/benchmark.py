@@ -64,7 +64,7 @@ class BenchmarkConfig:
 
     def __post_init__(self) -> None:
         rules: dict[str, Rule] = dict.fromkeys(("tasks", "backbones", "baselines"), _names)
-        rules |= {"num_seeds": whole(1, 10_000), "num_episodes": whole(1, _MOST), "echo_rl_configs": optional(instance(dict)), "task_options": instance(dict)}
+        rules |= {"num_seeds": whole(1, 10_000), "num_episodes": whole(1, _MOST), "echo_rl_configs": optional(instance(dict)), "task_options": _options}
         rules |= {"max_steps": optional(whole(1)), "max_tokens": whole(1), "timeout": real(above=0), "prices": optional(instance(str))}
         check_fields(self, **rules, output_dir=instance(str))
         if not self.tasks or not self.baselines:
@@ -101,6 +101,9 @@ class EchoRLBenchmark:
                 raise ConfigError(f"backbones: there is no {name!r}; there are {known}, and register_backbone adds others")
         if unknown := config.task_options.keys() - set(config.tasks):
             raise ConfigError(f"task_options: {', '.join(sorted(unknown))} is none of tasks, {', '.join(config.tasks)}")
+        for alias, name in _ALIASES.items():
+            if alias in config.tasks and name in config.tasks:
+                raise ConfigError(f"tasks: {alias} is another name of {name}, and each task may be there once; leave one of them out")
         prices = None if config.prices is None else _prices(config.prices)
         self._options: dict[str, Any] = {} if prices is None else {"prices": prices}
         # A shop of ours must not be reported as WebShop, whichever name was asked for.
@@ -319,6 +322,11 @@ def _called(calls: TimedCalls, call: Callable[[], Any], what: str) -> Any:
 def _names(value: Any) -> str | None:
     right = isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) and name for name in value)
     return None if right and len(set(value)) == len(value) else "a list of names, each once"
+
+
+def _options(value: Any) -> str | None:
+    right = isinstance(value, dict) and all(isinstance(options, dict) for options in value.values())
+    return None if right else 'a dictionary of options for each task, such as {"minigrid": {"grid_size": 6}}'
 
 
 def _prices(path: str) -> Prices:
