@@ -115,6 +115,15 @@ def test_a_faulty_reset_is_named(scripted: str, first: Any, fault: str) -> None:
         make_environment(scripted, first=first).reset(seed=7)
 
 
+@pytest.mark.parametrize("seed", [None, True, -1, 1.5, "1"])
+def test_a_seed_that_reproduces_no_episode_is_named(scripted: str, seed: Any) -> None:
+    with pytest.raises(EnvironmentFailure, match="environment scripted: the seed of an episode has to be a whole number of at least 0"):
+        make_environment(scripted).reset(seed)
+    with pytest.raises(EnvironmentFailure, match="digits: the seed of an episode"):
+        DigitsEnvironment().reset(seed)
+    assert DigitsEnvironment().reset(np.int64(3)) == DigitsEnvironment().reset(3)  # type: ignore[arg-type]
+
+
 def test_a_step_before_the_first_reset_is_refused(scripted: str) -> None:
     with pytest.raises(EnvironmentFailure, match="call reset"):
         make_environment(scripted).step("go")

@@ -86,8 +86,12 @@ def test_another_text_takes_a_step_and_does_nothing() -> None:
     assert task.step(" Turn  LEFT").observation != first
     assert task.step("turn right") == (first, -0.5, False, True, {"success": False})
     task.reset(0)
-    with pytest.raises(EnvironmentFailure, match="a number from 0 to 6"):
-        task.step(7)
+    for wrong in (7, -1, None, float("nan"), float("inf"), 1.5, True, b"x", [1]):
+        task.reset(0)
+        with pytest.raises(EnvironmentFailure, match="minigrid: an action is a number from 0 to 6"):
+            task.step(wrong)
+    task.reset(0)
+    assert task.step(np.int64(2)).info == task.step(2.0).info == {"success": False}
 
 
 def test_a_reward_is_scaled_and_shrinks_with_the_steps() -> None:

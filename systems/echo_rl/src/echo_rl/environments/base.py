@@ -17,6 +17,13 @@ class EnvironmentFailure(EchoError):
     """An environment has raised, or has returned something that cannot be used for training. The message names the environment and the fault."""
 
 
+def checked_seed(name: str, seed: Any) -> int:
+    """The seed of an episode. Raise EnvironmentFailure, which names the environment, if it is not a whole number of at least 0: others reproduce no episode."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise EnvironmentFailure(f"{name}: the seed of an episode has to be a whole number of at least 0, not {seed!r}")
+    return int(seed)
+
+
 class Transition(NamedTuple):
     """What follows an action.
 
@@ -70,9 +77,10 @@ class CheckedEnvironment:
     def reset(self, seed: int) -> Any:
         """Begin the episode of this seed, and return its first observation.
 
-        Raises EnvironmentFailure if the environment raises, or if its observation is None.
+        Raises EnvironmentFailure if the seed is not a whole number of at least 0, if the environment raises, or if its observation is None.
         """
         self._running = False
+        seed = checked_seed(f"environment {self.name}", seed)
         try:
             observation = self.environment.reset(seed)
         except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from echo_core import ConfigError
+from echo_rl.environments.base import checked_seed
 
 __all__ = ["DigitsConfig", "DigitsEnvironment"]
 
@@ -50,7 +51,7 @@ class DigitsEnvironment:
 
     def reset(self, seed: int) -> str:
         """Return the digits of this seed and ``">"``."""
-        digits = np.random.default_rng(seed).integers(0, self.config.base, self.config.length)
+        digits = np.random.default_rng(checked_seed("digits", seed)).integers(0, self.config.base, self.config.length)
         self._answer = "".join(map(str, sorted(digits.tolist())))
         return "".join(map(str, digits.tolist())) + ">"
 

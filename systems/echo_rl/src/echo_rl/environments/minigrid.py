@@ -190,7 +190,7 @@ def _number(action: Any) -> int | None:
     if isinstance(action, str):
         text = " ".join(action.lower().split())
         return ACTIONS.index(text) if text in ACTIONS else None
-    if isinstance(action, bool) or np.ndim(action) != 0 or int(action) != action or not 0 <= action < len(ACTIONS):
+    if isinstance(action, bool) or np.ndim(action) != 0 or action not in range(len(ACTIONS)):
         raise EnvironmentFailure(f"minigrid: an action is a number from 0 to {len(ACTIONS) - 1} or one of {', '.join(ACTIONS)}, not {action!r:.80}")
     return int(action)
 

@@ -12,7 +12,7 @@ import numpy as np
 from echo_core import ConfigError
 from echo_core.base.installing import how_to_install
 from echo_rl.checks import Rule, check_fields, optional, real, whole
-from echo_rl.environments.base import EnvironmentFailure
+from echo_rl.environments.base import EnvironmentFailure, checked_seed
 
 __all__ = ["Outcome", "TaskConfig", "TaskEnvironment", "check_task", "needs", "only"]
 
@@ -100,10 +100,9 @@ class TaskEnvironment(ABC):
 
     def reset(self, seed: int) -> Any:
         """Begin the episode of this seed, a whole number of at least 0, and return its first observation."""
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise EnvironmentFailure(f"{self.name}: the seed of an episode has to be a whole number of at least 0, not {seed!r}")
+        seed = checked_seed(self.name, seed)
         self._taken = None
-        mixed = int(seed) if self.config.seed is None else int(np.random.SeedSequence([self.config.seed, int(seed)]).generate_state(1, np.uint32)[0])
+        mixed = seed if self.config.seed is None else int(np.random.SeedSequence([self.config.seed, seed]).generate_state(1, np.uint32)[0])
         observation = self._begin(mixed)
         self._taken = 0
         return observation
