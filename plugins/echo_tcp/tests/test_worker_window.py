@@ -32,14 +32,15 @@ def test_a_batch_larger_than_the_window_waits_until_it_is_empty() -> None:
 
 
 def test_a_full_window_blocks_and_what_raised_was_not_taken() -> None:
-    with WireLearner(LARGE) as learner, connect(learner, window_bytes=1, name="joe") as worker:
+    sample_bytes = sum(leaf.nbytes for leaf in LARGE.values())
+    with WireLearner(LARGE) as learner, connect(learner, window_bytes=8 * sample_bytes, name="joe") as worker:
         learner.may_ack.clear()
         taken = 0
         with pytest.raises(EchoTimeoutError) as caught:
             while taken < 10_000:
                 worker.send(large(taken), timeout=0)
                 taken += 1
-        assert taken >= 4
+        assert 3 <= taken <= 8
         text = str(caught.value)
         assert "'joe'" in text and str(learner.address) in text and f"commit {taken} sam" in text
         with pytest.raises(EchoTimeoutError):
@@ -73,6 +74,34 @@ def test_among_several_workers_of_one_machine_three_frames_are_kept(crowd: int) 
         worker.send_batch({name: np.stack([large(taken)[name]] * 2 * rows) for name in LARGE})
         worker.wait()
         assert numbers(learner) == [*range(taken), *[taken] * 2 * rows]
+
+
+@pytest.mark.parametrize("window_bytes", [4 << 10, 16 << 10, 100_000, 2 << 20])
+def test_samples_that_wait_take_at_most_the_bytes_of_the_window(window_bytes: int) -> None:
+    sample_bytes = sum(leaf.nbytes for leaf in SMALL.values())
+    with WireLearner(SMALL) as learner, connect(learner, window_bytes=window_bytes, max_inflight_msgs=1 << 30) as worker:
+        learner.may_ack.clear()
+        taken = 0
+        with pytest.raises(EchoTimeoutError):
+            while True:
+                worker.send(small(taken), timeout=0)
+                taken += 1
+        assert window_bytes // 2 < taken * sample_bytes <= window_bytes
+        learner.may_ack.set()
+        worker.wait()
+        assert numbers(learner) == list(range(taken))
+
+
+def test_three_samples_fit_into_every_window() -> None:
+    with WireLearner(SMALL) as learner, connect(learner, window_bytes=1) as worker:
+        learner.may_ack.clear()
+        for number in range(3):
+            worker.send(small(number), timeout=0)
+        with pytest.raises(EchoTimeoutError):
+            worker.send(small(3), timeout=0)
+        learner.may_ack.set()
+        worker.wait()
+        assert numbers(learner) == [0, 1, 2]
 
 
 def test_max_inflight_msgs_counts_samples() -> None:

@@ -55,7 +55,7 @@ cdef class Worker:
         spec: of the samples.
         name, address: shown to people.
         timeout: seconds, the default of every wait.
-        window_bytes, max_inflight_msgs: the most samples kept until they are acknowledged, in bytes and in number.
+        window_bytes, max_inflight_msgs: the most samples kept until they are acknowledged, in bytes and in number. Three samples always fit in.
         coalesced_bytes: size of the samples that are gathered into one frame while the link is busy.
         silence: seconds after which a peer from which nothing comes counts as gone.
         original: speak the protocol of the first Echo.

@@ -57,7 +57,8 @@ class TcpListenOptions(ListenOptions):
 class TcpConnectOptions(ConnectOptions):
     """Options of a TCP connection, beside those of every connection."""
 
-    # Most bytes that are kept until acknowledged, and so in flight. With several workers on the learner's machine, only three frames are in flight.
+    # Most bytes of samples that are kept until acknowledged, and so in flight; three samples always have room. With several workers on the learner's
+    # machine, only three frames are in flight. In a small window, a frame has at most a quarter of these bytes.
     window_bytes: int = 2 << 20
     send_buffer: int = 0  # bytes in the kernel; 0: it grows as needed
     # Most bytes of samples gathered into one frame on a busy link. Larger frames need fewer system calls and wake-ups;

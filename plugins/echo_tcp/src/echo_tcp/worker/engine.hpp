@@ -70,7 +70,7 @@ enum class Status {
 struct EngineConfig {
     bool original = false;             // the protocol of the first Echo, which cannot resume and has no weights
     std::uint64_t block_bytes = 0;     // size of the samples of one frame
-    std::uint64_t window_bytes = 0;    // size of the samples that are kept, at least 3 blocks
+    std::uint64_t window_bytes = 0;    // size of the samples that are kept; 3 samples always have room
     std::uint64_t window_samples = 0;  // number of samples that are kept
     std::uint32_t silence_ms = 30000;  // a peer from which no byte comes for longer counts as gone
 };
@@ -158,6 +158,7 @@ private:
     enum class By { caller, io_thread };
     static constexpr std::uint64_t copy_without_lock = 32u << 10;
     static constexpr std::size_t read_bytes = 64u << 10;
+    static constexpr std::uint64_t least_frames = 4;  // in a window: a small one has smaller frames, so that one is filled while others travel
     static constexpr int patience_ms = 5;  // how long a caller waits for a full socket
     // If one acknowledgement covers more than this, the link is in full flow; see callers_do_it().
     static constexpr std::uint64_t full_flow_samples = 32, full_flow_bytes = 64u << 10;

@@ -5,7 +5,7 @@
 namespace echo_tcp::worker {
 
 inline Engine::Engine(const std::vector<std::uint64_t>& leaf_bytes, const EngineConfig& config)
-    : layout_(leaf_bytes, config.block_bytes,
+    : layout_(leaf_bytes, std::min(config.block_bytes, config.window_bytes / least_frames),
               config.original ? Layout::Order::sample_major : Layout::Order::leaf_major),
       config_(config),
       window_(layout_, config.window_bytes, config.window_samples),
