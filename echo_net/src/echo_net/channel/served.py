@@ -286,11 +286,10 @@ class ServedClient:
             if self._stopping:  # a sample that is stored after the goodbye is never acknowledged, and would go to the next learner as well
                 raise ConnectionClosedError("the learner is closing")
             self._committing = True
+        known = min(known, header.count)
+        self.listener.count("duplicates", known)
         try:
-            self._store(link, payload, min(known, header.count), header.count, labelled)
-            # They are counted before the acknowledgement, so that a worker which has it finds them in the statistics.
-            self.listener.count("duplicates", min(known, header.count))
-            self.listener.count("samples", max(0, header.count - known))
+            self._store(link, payload, known, header.count, labelled)
         finally:
             self.sampled_at = time.monotonic()
             with self.gate.lock:
@@ -333,6 +332,10 @@ class ServedClient:
             if session.owner is not self:
                 raise ConnectionClosedError("replaced by a newer connection of the same client")
             done = self._intake.inserter.insert(payload, count, row, most, labelled)
+            # They are counted here, because the connection may end within the frame, and before they can be acknowledged: a worker that has the
+            # acknowledgement finds them in the statistics.
+            if done:
+                self.listener.count("samples", done)
             session.committed += done
             session.inserted += done
             self.peer.samples = session.inserted

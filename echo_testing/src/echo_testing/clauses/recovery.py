@@ -103,6 +103,22 @@ class RecoveryClauses:
         assert server.stats()["store/samples_inserted_total"] == sum(sent.values())
         assert clients[0].stats()["learner_restarts"] == 0
 
+    def test_every_sample_is_counted_once_however_its_link_ends(self, rig: Rig, needs: Needs) -> None:
+        needs("severable")
+        server = rig.server(batch_size=2, num_buffers=2)
+        client = rig.client(server)
+
+        def counted() -> int:
+            return int(server.stats()[f"transport/{server.address.scheme}/samples"])
+
+        client.send_batch(stacked(1, 0, 20))
+        until(lambda: counted() == 4, "samples of a frame are counted, although the store is full before its end")
+        self.sever(server, client, True)
+        until(lambda: client.stats()["reconnects"] == 1, "the client is back")
+        drain(server, 20).check({1: 20})
+        client.wait()
+        assert counted() == server.stats()["store/samples_inserted_total"] == 20
+
     @each_role
     def test_weights_and_requests_survive_a_cut_link(self, rig: Rig, needs: Needs, role: str) -> None:
         needs("severable")
