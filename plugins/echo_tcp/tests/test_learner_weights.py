@@ -60,6 +60,52 @@ def test_the_next_version_comes_after_the_receipt_and_is_the_newest(server, dial
     assert server.stats()["transport/tcp/weights_sent"] == 2
 
 
+def waits_for_space(server):
+    return server.stats()["transport/tcp/waiting_for_space"] == 1
+
+
+def test_a_worker_whose_samples_wait_gets_the_next_version_without_a_receipt(server, dial, eventually):
+    worker = dial(server)
+    worker.subscribe()
+    worker.send(range(16))  # the store has room for 12
+    eventually(lambda: waits_for_space(server))
+    digests = []
+    for n in range(1, 6):
+        digests.append(server.publish({"w": np.full(10, n)}).digest)
+        version, whole = worker.version()
+        assert version == n and (read(whole).params["w"] == n).all()
+    for version in (1, 3, 5):  # a worker confirms no version that a newer one has replaced
+        confirm(worker, version, digests[version - 1])
+    for _ in range(4):
+        server.sample(10)
+    eventually(lambda: server.peers()[0].weights_version == 5)
+    assert server.peers()[0].weights_digest == digests[4]
+    server.publish({"w": np.full(10, 6)})
+    assert worker.version()[0] == 6
+    confirm(worker, 7)
+    assert "receipt for weights 7, which were not sent" in worker.farewell()
+
+
+def test_a_worker_that_reads_nothing_while_its_samples_wait_is_sent_no_heap_of_versions(server, dial, eventually):
+    deaf, busy = dial(server), dial(server)
+    deaf.subscribe()
+    deaf.send(range(16))
+    eventually(lambda: waits_for_space(server))
+    busy.subscribe()
+    for n in range(1, 51):
+        server.publish({"w": np.full(1_000_000, n)})  # 8 MB each, more than the buffers of one connection
+        version, _ = busy.version()
+        assert version == n
+        confirm(busy, version)
+    assert server.stats()["transport/tcp/weights_sent"] <= 50 + 1
+    versions = []
+    while not versions or versions[-1] != 50:
+        version, whole = deaf.version()
+        assert (read(whole).params["w"] == version).all()
+        versions.append(version)
+    assert len(versions) <= 3
+
+
 def test_who_holds_the_newest_is_sent_nothing(server, dial):
     for n in range(3):
         server.publish({"w": np.full(10, n)})

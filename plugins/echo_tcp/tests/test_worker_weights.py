@@ -56,6 +56,26 @@ def test_the_newest_version_comes_whole_and_a_receipt_goes_back() -> None:
         assert learner.subscriptions == [0]
 
 
+def test_a_worker_that_cannot_write_keeps_only_its_newest_receipt() -> None:
+    with WireLearner(EXAMPLE, receive_buffer=4096) as learner, connect(learner, window_bytes=16 << 20, max_inflight_msgs=1 << 30) as worker:
+        learner.publish(packed(1))
+        check(worker.weights(), 1)
+        learner.until(lambda: len(learner.receipts) == 1)
+        learner.may_read.clear()
+        learner.may_ack.clear()
+        with pytest.raises(EchoTimeoutError):
+            while True:
+                worker.send_batch({"x": np.zeros((10_000, 3), np.float32)}, timeout=0)
+        for version in range(2, 52):
+            learner.say(b"".join(b"".join(pieces) for pieces in weights_frames(packed(version))))
+            check(worker.weights(newer_than=version - 1), version)
+        learner.may_read.set()
+        learner.until(lambda: learner.receipts[-1] == (51, packed(51).digest))
+        assert len(learner.receipts) <= 3
+        learner.may_ack.set()
+        worker.wait()
+
+
 def test_waiting_for_a_newer_version_wakes_up() -> None:
     with WireLearner(EXAMPLE) as learner, connect(learner) as worker:
         got: list[core_weights.Weights] = []

@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 import pytest
-from local_net import SPEC, connect, net, raw, serve
+from local_net import SPEC, Consumer, RawWorker, connect, net, raw, serve
 
 from echo_core.base.errors import EchoTimeoutError, SpecError
-from echo_core.wire.protocol import LAST, TO_WORKER, Kind, frame, parse_header
+from echo_core.wire.protocol import LAST, TO_WORKER, U64, Kind, frame, parse_header
 from echo_testing.processes import until
-from echo_testing.samples import Pair, assert_same
+from echo_testing.samples import Pair, assert_same, stacked
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
@@ -36,6 +36,58 @@ def test_weights_come_whole_with_a_receipt_and_the_newest_wins() -> None:
         assert newest.version == 29 and (newest.params["w"] == 29).all()
         assert connection.stats()["weights_received"] <= 29
         assert connection.weights(0).version == 29
+
+
+def version(worker: RawWorker) -> int:
+    """The number of the next version, which travels in one frame."""
+    while True:
+        header = parse_header(worker.exactly(24), SPEC.sample_bytes, TO_WORKER)
+        worker.exactly(header.length)
+        if header.kind is Kind.WEIGHTS:
+            return header.seq
+        assert header.kind is Kind.ACK
+
+
+def test_a_worker_whose_samples_wait_gets_the_next_version_without_a_receipt() -> None:
+    with serve() as server, raw() as worker:
+        worker.sock.sendall(frame(Kind.SUBSCRIBE))
+        worker.send(1, 10)  # the store has room for 6
+        until(lambda: [peer.state for peer in server.peers()] == ["waiting for space"], "its samples wait")
+        digests = []
+        for number in range(1, 6):
+            digests.append(server.publish({"w": np.full(3, number)}).digest)
+            assert version(worker) == number
+        for number in (1, 3, 5):  # a worker confirms no version that a newer one has replaced
+            worker.sock.sendall(frame(Kind.RECEIPT, U64.pack(digests[number - 1]), seq=number))
+        for _ in range(3):
+            server.sample(10)
+        until(lambda: server.peers()[0].weights_version == 5, "the receipts are read")
+        assert server.peers()[0].weights_digest == digests[4]
+        assert server.stats()["transport/local/weights_sent"] == 5
+        server.publish({"w": np.zeros(3)})
+        assert version(worker) == 6
+        worker.sock.sendall(frame(Kind.RECEIPT, U64.pack(0), seq=7))  # it was never sent
+        assert worker.gone()
+        until(lambda: server.stats()["transport/local/protocol_errors"] == 1, "it is counted")
+
+
+def test_a_worker_that_cannot_write_keeps_only_its_newest_receipt() -> None:
+    with serve() as server, connect(window_bytes=1 << 20, max_inflight_msgs=1 << 30) as connection:
+        server.publish({"w": np.full(3, 1)})
+        assert connection.weights().version == 1
+        sent = 0
+        with pytest.raises(EchoTimeoutError):
+            while True:
+                connection.send_batch(stacked(0, sent, 100), timeout=0.2)
+                sent += 100
+        for number in range(2, 52):
+            server.publish({"w": np.full(3, number)})
+            assert connection.weights(newer_than=number - 1).version == number
+        with connection.uplink.gate.lock:
+            link = connection.uplink.link
+            assert link is not None and link.posted_bytes <= len(frame(Kind.RECEIPT, bytes(8))) + len(frame(Kind.SUBSCRIBE))
+        Consumer(server).check({0: sent})
+        until(lambda: server.peers()[0].weights_version == 51, "the newest receipt has come")
 
 
 def test_weights_published_before_anybody_came_and_across_a_cut() -> None:

@@ -317,8 +317,12 @@ class Link:
 
     # --------------------------------------------------------------- writing, from any thread
 
-    def post(self, data: bytes) -> None:
-        """Write a small frame before any further work. The caller holds `gate.lock`."""
+    def post(self, data: bytes, instead_of: bytes = b"") -> None:
+        """Write a small frame before any further work. If the posted frame `instead_of` is still unwritten, it is not written. The caller holds
+        `gate.lock`."""
+        if instead_of in self._posted:
+            self._posted.remove(instead_of)
+            self._posted_bytes -= len(instead_of)
         self._posted.append(data)
         self._posted_bytes += len(data)
         self._gate.work.notify_all()

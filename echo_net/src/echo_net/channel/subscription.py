@@ -22,7 +22,7 @@ class Subscription:
     """The weights as one client has them. The gate's lock is held for every call.
 
     Attributes:
-        held: the version that the client holds whole; 0 before it has one.
+        held: the version that the client holds whole, or will hold once it has read what was sent; 0 before there is one.
         digest: of that version; None if it is not known, because the client got it by an earlier connection.
         sent: the version that is being sent, or was sent and is not confirmed; 0 if no version is on its way.
     """
@@ -32,6 +32,8 @@ class Subscription:
         self.digest: int | None = None
         self.sent = 0
         self._begun = False
+        self._passed: tuple[int, int] | None = None  # the lowest and the highest version that was passed
+        self._receipts = 0  # that may still come for passed versions
         self._frames: Iterator[list[Buffer]] = iter(())
         self._next: list[Buffer] | None = None  # kept one ahead, so that the last frame is known to be the last when it is handed out
 
@@ -54,11 +56,31 @@ class Subscription:
         frame, self._next = self._next, next(self._frames, None)
         return frame
 
-    def confirmed(self, version: int, digest: int, fits: Callable[[int, int], bool]) -> None:
-        """The client says that it holds `version`. ProtocolError unless that was sent whole, as `fits(sent, version)` decides."""
-        if not self.sent or self._next is not None or not fits(self.sent, version):
+    @property
+    def written(self) -> int:
+        """The version that was sent whole and is not confirmed; 0 if there is none."""
+        return self.sent if self._next is None else 0
+
+    def passed(self, digest: int) -> None:
+        """Do not wait for the receipt of the `written` version, which may come late or, if the client skips the version, never."""
+        low, high = self._passed or (self.sent, self.sent)
+        self._passed = min(low, self.sent), max(high, self.sent)
+        self._receipts += 1
+        self.held, self.digest, self.sent = self.sent, digest, 0
+
+    def confirmed(self, version: int, digest: int, fits: Callable[[int, int], bool]) -> bool:
+        """The client says that it holds `version`. ProtocolError unless that was sent whole, as `fits(sent, version)` decides.
+
+        Returns:
+            False if it is a version that was passed.
+        """
+        if self.written and fits(self.sent, version):
+            self.held, self.digest, self.sent = version, digest, 0
+            return True
+        if not self._passed or not self._receipts or not self._passed[0] <= version <= self._passed[1]:
             raise ProtocolError(f"receipt for weights {version}, which were not sent")
-        self.held, self.digest, self.sent = version, digest, 0
+        self._receipts -= 1
+        return False
 
     def send_again(self) -> None:
         """What is on its way will not be confirmed: offer the newest version anew."""

@@ -122,6 +122,7 @@ class Uplink:
         self._last_kind = Kind.ACK  # of the last frame
         self._subscribed = False
         self._weights_waits = 0  # calls that wait for weights
+        self._receipt = self._said = b""  # the frames that were posted last: a receipt, and what `_say_whether_it_waits` said
         self._dialled: Channel | None = None  # from dialling until the session goes on
         self._bytes = [0, 0]  # sent, received by the links before this one
         self._untold: EchoError | None = None  # what a close() that was interrupted could not say
@@ -206,7 +207,9 @@ class Uplink:
 
     def _say_whether_it_waits(self) -> None:
         if self.link is not None:
-            self.link.post(self._subscription(self.weights[0] if self.weights else 0))
+            said = self._subscription(self.weights[0] if self.weights else 0)
+            self.link.post(said, instead_of=self._said)
+            self._said = said
 
     def _subscription(self, held: int) -> bytes:
         return frame(Kind.SUBSCRIBE, flags=WAITING if self._weights_waits else 0, seq=held)
@@ -542,7 +545,10 @@ class Uplink:
             self._numbered_by = numbered_by
             self.weights = version, meta, payload, digest
             self.weights_received += 1
-            link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
+            # A learner whose store is full reads nothing, but goes on to send weights. Receipts for all of them would fill this end's memory.
+            receipt = frame(Kind.RECEIPT, U64.pack(digest), seq=version)
+            link.post(receipt, instead_of=self._receipt)
+            self._receipt = receipt
             self.gate.changed.notify_all()
 
     def on_control(self, link: Link, header: Header, payload: Buffer) -> None:

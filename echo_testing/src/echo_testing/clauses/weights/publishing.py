@@ -16,7 +16,7 @@ from echo_core.base.errors import EchoTimeoutError, SpecError
 
 from ...processes import returns, until
 from ...rig import PATIENCE, Rig, drain
-from ...samples import Pair, assert_same, random_like, rich_example, sample
+from ...samples import FILLER, Pair, assert_same, example, random_like, rich_example, sample, stacked
 from ...threads import ended, in_thread
 from .. import carrier
 
@@ -226,6 +226,33 @@ class WeightsClauses:
         drain(server, 6_000).check({1: 6_000})
         stop.set()
         ended(*threads)
+
+    @carrier
+    @pytest.mark.parametrize(("waiting", "filler", "size"), [(4, FILLER, 400), (2_000, 8 << 10, BIG)])
+    def test_weights_reach_a_worker_whose_samples_wait(self, rig: Rig, waiting: int, filler: int, size: int) -> None:
+        server = rig.server(example(filler), batch_size=2, num_buffers=2)
+        client = rig.client(server, example(filler), max_inflight_msgs=waiting, window_bytes=1 << 30)
+        client.send_batch(stacked(1, 0, 4, filler))
+        client.wait()  # the store is full, and nobody takes batches
+        server.publish(filled(1, size))
+        assert client.weights().version == 1  # from now on, weights come by themselves
+        for number in range(4, 4 + waiting, 4):
+            client.send_batch(stacked(1, number, 4, filler))
+        with pytest.raises(EchoTimeoutError):
+            client.send(sample(1, 4 + waiting, filler), timeout=0)
+        for version in range(2, 8):
+            server.publish(filled(version, size))
+            weights = client.weights(newer_than=version - 1)
+            check(weights, size)
+            assert weights.version == version
+        for version in range(8, 28):  # faster than it takes them: it gets the newest in the end
+            server.publish(filled(version, size))
+        until(lambda: client.weights(newer_than=7).version == 27, "the newest has come")
+        check(client.weights(), size)
+        assert client.stats()["unacknowledged"] == waiting
+        drain(server, 4 + waiting).check({1: 4 + waiting})
+        client.wait()
+        until(lambda: [peer.weights_version for peer in server.peers()] == [27], "its receipts have come")
 
     def test_publishing_needs_no_worker(self, rig: Rig) -> None:
         server = rig.server()

@@ -81,6 +81,7 @@ private:
                                                             // (a busy loop adds the time of its own rounds)
     static constexpr std::int64_t farewell_ns = 1'000'000'000;
     static constexpr std::int64_t probe_ns = 2'000'000'000;  // time between two probes of parked connections
+    static constexpr std::int64_t first_offer_ns = 1'000'000, last_offer_ns = 500'000'000;  // shortest and longest time between two offers of weights
     static constexpr std::int64_t silent_ns = 3'000'000'000;  // a staged frame without a byte for so long may lose its memory to others
     static constexpr std::uint32_t most_asked = 16;         // a connection with so many unanswered CONTROL requests, or ...
     static constexpr std::size_t most_out = 1 << 20;        // ... so many unsent bytes is not read
@@ -110,6 +111,7 @@ private:
             if (!open_.empty()) evict_stalled();
             if (!undecided_.empty()) decide();
             if (somebody_parked() && now_ >= next_probe_) probe_parked();
+            if (now_ >= next_offer_) offer_again();
             if (now_ >= next_beat_) look_for_silence();
             if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // any step above may have set it
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
@@ -131,6 +133,7 @@ private:
         std::int64_t until = INT64_MAX;
         if (next_beat_ != INT64_MAX) until = next_beat_ - clock_ns();
         if (somebody_parked()) until = std::min(until, next_probe_ - clock_ns());
+        if (next_offer_ != INT64_MAX) until = std::min(until, next_offer_ - clock_ns());
         if (!open_.empty()) until = std::min(until, stall_ns);
         if (!undecided_.empty()) until = std::min(until, undecided_.front()->decide_by - clock_ns());
         if (!leaving_.empty() || stop_by_ != 0) until = std::min(until, next_farewell_ - clock_ns());
@@ -170,6 +173,7 @@ private:
         if (commands.withdrawn) outbox_.latest.reset();
         if (commands.weights) {
             outbox_.latest = std::move(commands.weights);
+            offer_pause_ = 0;
             for (auto &[key, p] : peers_)
                 if (p->subscribed && !p->sending && !p->leaving) write(*p);
         }
@@ -199,6 +203,7 @@ private:
     void unpark(Peer &p);
     bool somebody_parked() const { return !parked_.empty() || !staging_.empty(); }
     void probe_parked();
+    void offer_again();
     void give_up_staged();
     Step serve_waiting(Peer &p, bool first);
     void serve_parked();
@@ -252,6 +257,8 @@ private:
     std::int64_t beat_ns_ = 0;        // the shortest of the peers that were here since there was none
     std::int64_t next_beat_ = INT64_MAX;  // when to look for silence, and to send signs of life
     std::int64_t next_probe_ = 0;     // meaningful while a peer is parked
+    std::int64_t next_offer_ = INT64_MAX;  // when to look whether parked peers can be sent the newest weights
+    std::int64_t offer_pause_ = 0;    // before the last such look, since the last publish
     std::int64_t next_farewell_ = 0;  // the earliest leave_by; meaningful while a peer is leaving
     std::size_t asking_much_ = 0;     // peers that ask so much that they are not read
     std::size_t shares_left_ = 0;     // shares left in this loop's turn

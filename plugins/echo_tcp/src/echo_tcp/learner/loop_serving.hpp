@@ -132,6 +132,10 @@ inline void Loop::write(Peer &p) {
     const bool full = p.asks_much || p.unsent() >= most_out;
     const std::uint32_t in = p.parked || full ? 0u : std::uint32_t(EPOLLIN);
     watch_for(p, in | (done ? 0u : std::uint32_t(EPOLLOUT)));
+    if (next_offer_ == INT64_MAX && outbox_.held_off(p)) {
+        offer_pause_ = std::clamp(2 * offer_pause_, first_offer_ns, last_offer_ns);
+        next_offer_ = now_ + offer_pause_;
+    }
 }
 
 // A peer that is not read, because it waits for answers, is read again as soon as requests of it were parked.
@@ -180,6 +184,15 @@ inline void Loop::probe_parked() {
             write(*p);
         }
     if (!staging_.empty()) give_up_staged();
+}
+
+// Parked peers get the newest weights as soon as the version before has arrived. No event tells when, so the loop looks again after longer and
+// longer pauses: a stopped worker confirms nothing.
+inline void Loop::offer_again() {
+    next_offer_ = INT64_MAX;
+    for (const std::deque<Peer *> *queue : {&parked_, &staging_})
+        for (Peer *p : *queue)
+            if (outbox_.held_off(*p)) write(*p);
 }
 
 // A peer waits for memory to stage a frame in. A sender that was stopped in the middle of a staged frame would keep that memory

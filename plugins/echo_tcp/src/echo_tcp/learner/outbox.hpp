@@ -5,6 +5,8 @@
 // read costs a few bytes. Weights are referred to and never copied, so a publish costs nothing here.
 #pragma once
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -32,10 +34,8 @@ public:
             if (p.chunk_left != 0) {
                 if (!send_chunk(p)) return p.deaf;
                 if (p.sent == p.sending->size()) {
-                    p.awaited = p.sending->version;
-                    p.awaited_digest = p.sending->digest;
+                    sent_whole(p, *p.sending);
                     p.sending.reset();
-                    totals_.weights_sent.add(1);
                 }
                 continue;
             }
@@ -55,6 +55,9 @@ public:
 
     // Is there anything to write beside an acknowledgement?
     bool more_than_ack(const Peer &p) const { return p.unsent() != 0 || p.chunk_left != 0 || p.sending || wants(p); }
+
+    // Whether a parked peer has to wait for the newest version until the one before has arrived.
+    bool held_off(const Peer &p) const { return p.parked && p.awaited != 0 && !p.deaf && lacks_newest(p); }
 
     // Queues a frame that answers a request. It is sent without a copy.
     void answer(Peer &p, std::string frame) {
@@ -84,13 +87,30 @@ public:
     }
 
 private:
-    // Whether a subscriber should get the newest version now: only after its receipt for the version before.
+    // Whether a subscriber should get the newest version now. It comes after the receipt for the version before. But a parked peer is not read,
+    // and its receipts wait behind its samples. For it, the version before must only have left this machine. So the kernel here keeps at
+    // most one version for each peer, also if the peer reads nothing.
     bool wants(const Peer &p) const {
-        return p.subscribed && !p.sending && p.awaited == 0 && latest && !holds(p, *latest);
+        return lacks_newest(p) && (p.awaited == 0 || (p.parked && all_arrived(p.fd)));
+    }
+    bool lacks_newest(const Peer &p) const { return p.subscribed && !p.sending && latest && !holds(p, *latest); }
+    // Whether the other end's kernel has confirmed all bytes that were written. It does that within moments, and nothing tells when.
+    static bool all_arrived(int fd) noexcept {
+        int bytes = 0;
+        return ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
     }
     // Whether the peer has just these weights. After a change of learners, a number alone does not say which weights it means.
     static bool holds(const Peer &p, const Weights &w) {
         return w.version == p.held && (p.knows_digest ? w.digest == p.held_digest : !w.renumbered);
+    }
+    void sent_whole(Peer &p, const Weights &w) {
+        p.held = p.awaited = w.version;
+        p.held_digest = w.digest;  // a client that confirms another one is not sent the same weights again and again
+        p.knows_digest = true;
+        ++p.receipts;
+        p.lowest_sent = std::min(p.lowest_sent, w.version);
+        p.highest_sent = std::max(p.highest_sent, w.version);
+        totals_.weights_sent.add(1);
     }
     void offer(Peer &p) {
         if (!wants(p)) return;

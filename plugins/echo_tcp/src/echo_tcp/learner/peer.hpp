@@ -120,11 +120,12 @@ struct Peer {
     bool ack_put_off = false;    // an ACK waits until there is nothing else to do (acknowledgement.hpp)
     bool deaf = false;           // a write failed; bytes that the peer sent may still be read
     bool subscribed = false;
-    std::uint64_t held = 0;      // newest version that the peer says it holds
+    std::uint64_t held = 0;      // newest version that was sent whole; before that, the one that the peer says it holds
     std::uint64_t held_digest = 0;  // of that version, if `knows_digest`: not if the peer got it by an earlier connection
     bool knows_digest = false;
-    std::uint64_t awaited = 0;   // version that was sent whole and whose receipt has not come yet
-    std::uint64_t awaited_digest = 0;
+    std::uint64_t awaited = 0;   // newest version that was sent whole, if its receipt has not come yet
+    std::uint64_t receipts = 0;  // that may still come: for each version that was sent whole, at most one
+    std::uint64_t lowest_sent = UINT64_MAX, highest_sent = 0;  // numbers of versions that were sent whole
     std::shared_ptr<const Weights> sending;
     std::uint64_t sent = 0;      // bytes of `sending` that belong to chunks already begun
     FrameHeader chunk{};         // the chunk that is being written, if chunk_left is not zero

@@ -20,14 +20,18 @@ public:
     bool empty() const noexcept { return queue_.empty(); }
 
     void push(Kind kind, std::uint64_t seq, std::string_view payload = {}, std::uint8_t flags = 0) {
-        queue_.push_back({frame(kind, seq, payload, flags), 0});
+        // A learner whose store is full reads nothing, but goes on to send weights. Of these messages only the newest one counts, and the
+        // older ones would fill the memory.
+        if (kind == Kind::receipt || kind == Kind::subscribe)
+            std::erase_if(queue_, [kind](const Item& item) { return item.kind == kind; });
+        queue_.push_back({frame(kind, seq, payload, flags), 0, kind});
     }
 
     // Queues a request; its answer is asked for by the number returned.
     std::uint64_t ask(std::string_view payload) {
         std::uint64_t id = ++last_id_;
         asked_[id] = {};
-        queue_.push_back({frame(Kind::control, id, payload, 0), id});
+        queue_.push_back({frame(Kind::control, id, payload, 0), id, Kind::control});
         return id;
     }
 
@@ -77,6 +81,7 @@ private:
     struct Item {
         std::string bytes;
         std::uint64_t id;  // number of the request; 0 for other messages
+        Kind kind;
     };
     struct Question {
         Answer state = Answer::none;
