@@ -40,7 +40,7 @@ from echo_core.wire.weights import learner_of, verify
 from ..handshake import ClientHandshake
 from ..network import unreachable
 from ..network.broken_links import MOST, BrokenLinks
-from ..network.redial_pauses import ATTEMPT_SECONDS, FIRST_PAUSE, LEAST_SECONDS, redial_pauses
+from ..network.redial_pauses import ATTEMPT_SECONDS, LEAST_SECONDS, LONGEST_PAUSE, redial_pauses
 from .calls import Calls
 from .channel import Channel
 from .link import Gate, Link, Waitable, Work, deadline, run_handshake, wait_until
@@ -113,6 +113,7 @@ class Uplink:
         self.weights_received = 0
         self.restarts = 0  # of the learner
         self.connects = 0
+        self._pauses, self._linked_at = redial_pauses(), 0.0
         self.takes_labels = False
         self._dial = dial
         self._client_id = options.client_id or secrets.token_hex(16)
@@ -382,15 +383,16 @@ class Uplink:
             self.end(error)
         elif self._broken_links.believed("weights" if weights else "messages", progress):
             self.end(ProtocolError(f"{error} (this ended {MOST} connections in a row)"))
-        else:
-            self.over.wait(FIRST_PAUSE)  # a learner that breaks the protocol each time is not dialled all the time
 
     def _establish(self) -> Link | None:
         """Dial until a learner lets us in; None when the connection is over."""
         again = self.connects > 0  # at the first link, the caller of connect() limits the time
         start = time.monotonic()
         patience = self.options.timeout if again else math.inf
-        pauses = redial_pauses()
+        if start - self._linked_at >= LONGEST_PAUSE:
+            self._pauses = redial_pauses()
+        elif again:
+            self.over.wait(next(self._pauses))
         verdict: EchoError | None = None
         while not self.over.is_set():
             left = max(LEAST_SECONDS, patience - (time.monotonic() - start))
@@ -411,7 +413,7 @@ class Uplink:
             if time.monotonic() - start >= patience:
                 text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this {self.options.role} again"
                 self.end(ConnectionClosedError(text))
-            self.over.wait(min(next(pauses), left))
+            self.over.wait(min(next(self._pauses), left))
         return None
 
     def _judged(self, error: EchoError, before: EchoError | None, again: bool) -> EchoError:
@@ -480,6 +482,7 @@ class Uplink:
             restarted = self._incarnation not in ("", incarnation)
             self.restarts += restarted
             self.connects += 1
+            self._linked_at = time.monotonic()
             self._incarnation = incarnation
             if self._subscribed:
                 held = self.weights[0] if self.weights and not restarted else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-__all__ = ["ATTEMPT_SECONDS", "FIRST_PAUSE", "LEAST_SECONDS", "redial_pauses"]
+__all__ = ["ATTEMPT_SECONDS", "LEAST_SECONDS", "LONGEST_PAUSE", "redial_pauses"]
 
 ATTEMPT_SECONDS = 10.0  # for one attempt, so that a worker does not wait for a learner that hangs while its successor is ready
 LEAST_SECONDS = 0.1  # for one attempt, also where the time is nearly over
@@ -15,7 +15,8 @@ FIRST_PAUSE, FACTOR, LONGEST_PAUSE = 0.05, 1.6, 1.0  # seconds
 def redial_pauses() -> Iterator[float]:
     """Seconds between attempts, without an end: each is 1.6 times the one before, up to one second, and up to 30 % shorter or longer than that.
 
-    Workers that lost one learner at the same moment must not return at the same moment.
+    Workers that lost one learner at the same moment must not return at the same moment. A link that ends within `LONGEST_PAUSE` counts as a failed
+    attempt: a learner that lets a worker in and ends its connection at once, for lack of memory or because the bytes are damaged, is not dialled all the time.
     """
     pause = FIRST_PAUSE
     while True:

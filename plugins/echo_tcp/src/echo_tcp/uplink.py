@@ -24,7 +24,7 @@ from echo_core.base.errors import (
 from echo_core.base.waiting import shown
 from echo_net.handshake import ClientHandshake
 from echo_net.network.broken_links import MOST, BrokenLinks
-from echo_net.network.redial_pauses import ATTEMPT_SECONDS, FIRST_PAUSE, LEAST_SECONDS, redial_pauses
+from echo_net.network.redial_pauses import ATTEMPT_SECONDS, LEAST_SECONDS, LONGEST_PAUSE, redial_pauses
 from echo_net.network.unreachable import advice
 
 from . import _worker
@@ -63,6 +63,7 @@ class Uplink:
         self._incarnation = ""
         self.takes_labels = False
         self._broken_links = BrokenLinks()
+        self._pauses, self._linked_at = redial_pauses(), 0.0
         self._over = threading.Event()
         self._dialling: socket.socket | None = None  # is shut down if the connection ends
         self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
@@ -122,7 +123,9 @@ class Uplink:
             worker.fail(f"{why} (this ended {MOST} connections in a row)", True)
             return
         log.warning("%s %r lost %s: %s", self._options.role, worker.name, self._address, why)
-        if broken is not None and self._pause(FIRST_PAUSE):  # a learner that breaks the protocol each time is not dialled all the time
+        if time.monotonic() - self._linked_at >= LONGEST_PAUSE:
+            self._pauses = redial_pauses()
+        elif self._pause(next(self._pauses)):
             return
         try:
             link = self._dial_until(time.monotonic(), seconds, self._pause)
@@ -139,7 +142,7 @@ class Uplink:
         """Hand a link to the engine. Returns whether the learner has been restarted meanwhile."""
         restarted = self._incarnation not in ("", link.incarnation)
         self._incarnation = link.incarnation
-        self._dialling = None
+        self._dialling, self._linked_at = None, time.monotonic()
         self._worker.attach(link.socket, link.rest, link.beat, restarted)
         return restarted
 
