@@ -28,7 +28,7 @@ from echo_cluster.launching.local import LocalLaunched
 from echo_cluster.launching.plan import plan_of
 from echo_cluster.launching.pool import WorkerPool
 from echo_cluster.launching.scaling import Scaling, waits
-from echo_core import ConfigError, EchoError
+from echo_core import ConfigError, EchoError, Table
 from echo_core.config.config import load
 from echo_core.config.launching import launch
 
@@ -335,6 +335,38 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
         running.kill()
     until(lambda: not any(_runs(int(pid)) for pid in pids))
     shutil.rmtree(folder)
+
+
+ENDS = {
+    "cluster": "cluster = LocalCluster(2, tables_of(CONFIG))",
+    "launched": "launched = launch(CONFIG, send_some); cluster = launched._cluster; until(lambda: items(launched) == 2 * ITEMS)",
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_program_that_fails_ends_and_its_cluster_with_it(tmp_path: Path, kind: str) -> None:
+    """Neither the cluster nor a client or a learner of it is closed."""
+    program = (
+        "from echo_cluster import ClusterLearner, LocalCluster\nfrom test_launching import *\n"
+        f"def main():\n    {ENDS[kind]}\n"
+        "    client = ClusterClient(cluster.members, EXAMPLE, token=cluster.token); learner = ClusterLearner(cluster.members, EXAMPLE, token=cluster.token)\n"
+        f"    workers = launched._pool.figures()['running'].values() if {kind == 'launched'} else ()\n"
+        "    print(*workers, *(one.pid for one in cluster.processes), cluster.folder, flush=True)\n"
+        "    raise RuntimeError('a fault of the program')\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, env=env, timeout=240, check=False)
+    *pids, folder = done.stdout.split()
+    assert done.returncode == 1 and "a fault of the program" in done.stderr
+    assert "interpreter shutdown" not in done.stderr
+    assert len(pids) == (4 if kind == "launched" else 2) and not any(_runs(int(pid)) for pid in pids)
+    assert not Path(folder).exists()
+
+
+def tables_of(config: dict[str, Any]) -> list[Table]:
+    return list(plan_of(load(config, env={}), None, shards=None, workers=None, tables=None, token=None, name="echo").tables)
 
 
 def _runs(pid: int) -> bool:

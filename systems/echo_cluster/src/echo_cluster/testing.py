@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ ORPHAN_SECONDS = 2.0
 
 
 class LocalCluster:
-    """Starts `n` shards, each with the same tables, as processes of this machine. Use it in a `with` block.
+    """Starts `n` shards, each with the same tables, as processes of this machine. Use it in a `with` block; it also ends with the program.
 
     Args:
         n: shards.
@@ -73,6 +74,8 @@ class LocalCluster:
         local = [f"shm://echo-cluster-{secrets.token_hex(4)}"] if shared_memory else []
         self._transports = [[*transports, *(f"{one}-{number}" for one in local)] for number in range(n)]
         self.processes: list[BaseProcess] = []
+        # At the exit of the program, multiprocessing waits for processes that would never end; it calls this before. A forked child does not.
+        self._at_exit = Finalize(None, self.close, exitpriority=1)
         try:
             for number in range(n):
                 self.processes.append(self._start(number))
@@ -141,11 +144,12 @@ class LocalCluster:
         os.kill(pid, what)
 
     def close(self) -> None:
-        """Kill all shards, and remove their files."""
+        """Kill all shards, and remove their files. Idempotent."""
         for process in self.processes:
             process.kill()
             process.join()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._at_exit.cancel()  # not before: Ctrl-C may interrupt this
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from echo_core import EchoError
@@ -61,6 +62,7 @@ class LocalLaunched(LaunchedCluster):
                 server=plan.server,
             )
         super().__init__(plan, None if self._cluster is None else self._cluster.members)
+        self._at_exit = Finalize(None, self.down, exitpriority=2)  # a program that does not call it ends all the same; before `LocalCluster.close`
         if plan.worker is not None:
             self._pool = WorkerPool(plan.worker, name=plan.name, members=self.members, token=plan.token, restarts=plan.workers.restarts)
             self._pool.set(plan.n)
@@ -113,6 +115,7 @@ class LocalLaunched(LaunchedCluster):
                 then.callback(self._drain_all, self._cluster, ends)
             if self._pool is not None:
                 self._pool.close(timeout)
+        self._at_exit.cancel()
 
     def _drain_all(self, cluster: LocalCluster, ends: float) -> None:
         for number, process in enumerate(cluster.processes):
