@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from echo_cluster import ClusterClient, ClusterLearner, LocalCluster, Member
 from echo_cluster.client import preferred
-from echo_core import Address, ConfigError, JobEnded, Ragged, Server, Slices, Steps, Table
+from echo_core import Address, Client, ConfigError, ConnectionClosedError, EchoTimeoutError, JobEnded, Ragged, Server, Slices, Steps, Table
 
 EXAMPLE = {"id": np.zeros((), np.int64)}
 
@@ -133,8 +135,105 @@ def test_shared_memory_on_the_same_host_and_end_of_the_job(tmp_path: Path) -> No
         assert cluster.processes[0].exitcode == 0, "the end of the learner ends the job"
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), RuntimeError("a fault of the function")])
+def test_members_that_cannot_be_found_for_a_while_stop_no_worker(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (Server(tables=[table()], batch_size=1, transport="tcp://127.0.0.1:0").start() for _ in range(2))
+    servers = {str(server.addresses[0]): server for server in (first, second)}
+    fails = threading.Event()
+    asked = threading.Semaphore(0)
+
+    def find() -> list[Member]:
+        if fails.is_set():
+            asked.release()
+            raise error
+        return [Member(name, tuple(server.addresses)) for name, server in servers.items()]
+
+    with pytest.raises(type(error)):
+        fails.set()
+        ClusterClient(find, EXAMPLE, timeout=30)
+    fails.clear()
+    with ClusterClient(find, EXAMPLE, rehome_after=0.2, timeout=30) as client:
+        both, caplog.handler.records[:] = dict(servers), []
+        home = client.shard
+        fails.set()
+        both[home].close(restarting=True)
+        ends = time.monotonic() + 30
+        while client.shard == home:  # nobody calls it, so its own thread moves it, to a shard that it knew
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        said = [record for record in caplog.records if "the members of the cluster could not be found" in record.getMessage()]
+        assert len(said) == 1 and str(error) in said[0].getMessage()
+        other = servers.pop(client.shard)
+        servers[home] = Server(tables=[table()], batch_size=1, transport="tcp://127.0.0.1:0").start()  # at another port: nobody knows it
+        other.close(restarting=True)
+        for _ in range(3):
+            assert asked.acquire(timeout=30), "it looks again"
+        fails.clear()
+        client.send(item(1))
+        client.wait()
+        assert ids(servers[home]) == [1]
+    servers[home].close()
+
+
+def test_calls_keep_their_timeouts_while_the_worker_moves() -> None:
+    """Its thread is stuck in a move when they are made; only the members end that."""
+    server = Server(tables=[table()], batch_size=1, transport="tcp://127.0.0.1:0").start()
+    member = Member("shard-0", tuple(server.addresses))
+    gone, stuck, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def find() -> list[Member]:
+        if gone.is_set():
+            stuck.set()
+            go_on.wait()
+        return [member]
+
+    client = ClusterClient(find, EXAMPLE, rehome_after=0.1, timeout=0.5)
+    gone.set()
+    server.close(restarting=True)
+    assert stuck.wait(30)
+    client.send(item(1), 0.1)  # it is kept for the next home
+    calls = (lambda: client.request("ping", timeout=0.1), lambda: client.weights(0.1), lambda: client.wait(0.1), lambda: client.close(0.1))
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for call in calls:
+                with pytest.raises((EchoTimeoutError, ConnectionClosedError)):
+                    pool.submit(call).result(30)
+        finally:
+            go_on.set()
+    client.close(0)
+
+
+def test_a_move_that_ends_after_close_leaves_no_connection() -> None:
+    first, second = (Server(tables=[table()], batch_size=1, transport="tcp://127.0.0.1:0").start() for _ in range(2))
+    servers = {str(server.addresses[0]): server for server in (first, second)}
+    client = ClusterClient(list(servers), EXAMPLE, rehome_after=0.1, timeout=30)
+    connect, dialled, go_on = client._connect, threading.Event(), threading.Event()
+    made: list[Client] = []
+
+    def connect_slowly(member: Member, address: Address, seconds: float) -> Client:
+        made.append(connect(member, address, seconds))
+        dialled.set()
+        go_on.wait()
+        return made[-1]
+
+    client._connect = connect_slowly
+    servers.pop(client.shard).close(restarting=True)
+    (other,) = servers.values()
+    assert dialled.wait(60)
+    client.close(0.1)
+    go_on.set()
+    assert client._watch is not None
+    client._watch.join(60)
+    assert not client._watch.is_alive() and client.moves == 0
+    assert [one.stats()["connected"] for one in made] == [False]
+    other.close()
+
+
 def test_arguments() -> None:
     with pytest.raises(ConfigError, match="near must be"):
         ClusterClient(["tcp://127.0.0.1:1"], EXAMPLE, near="yes")
-    with pytest.raises(ConfigError, match="rehome_after"):
-        ClusterClient(["tcp://127.0.0.1:1"], EXAMPLE, rehome_after=0)
+    for wrong in (0, float("nan"), "1", None):
+        with pytest.raises(ConfigError, match="rehome_after"):
+            ClusterClient(["tcp://127.0.0.1:1"], EXAMPLE, rehome_after=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="patience"):
+        ClusterLearner(["tcp://127.0.0.1:1"], EXAMPLE, patience="1")  # type: ignore[arg-type]

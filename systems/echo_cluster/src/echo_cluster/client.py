@@ -26,6 +26,7 @@ from echo_core import (
     SpecError,
     Steps,
 )
+from echo_core.base.waiting import shown
 
 from .members import Member, find_members
 from .near import address_from_here, is_here
@@ -98,9 +99,11 @@ class ClusterClient:
     ) -> None:
         if near not in ("auto", "never"):
             raise ConfigError(f'near must be "auto" or "never", not {near!r}')
-        if not rehome_after > 0:
+        if not hasattr(rehome_after, "__float__") or not rehome_after > 0:
             raise ConfigError(f"rehome_after must be a number of seconds above 0, not {rehome_after!r}")
         self._find = find_members(members, auth=auth)
+        self._known: list[Member] | None = None  # as they were found last
+        self._unfound = ""  # why they are not found now
         self._near, self._timeout, self._rehome_after = near == "auto", timeout, rehome_after
         self._stays = not all(handed_out(one) for one in (example, *(tables or {}).values()))
         self._worker = name or hashlib.sha256(f"{id(self)}{time.time_ns()}".encode()).hexdigest()
@@ -114,6 +117,8 @@ class ClusterClient:
         self._connect = connect
         self._moving = threading.Lock()
         self._closed = threading.Event()
+        self._abandoned = False  # this was closed, and `close` did not wait for the end of a move
+        self._reasons: dict[str, EchoError] = {}  # why shards were not reached in the last search
         self.moves = 0
         self._over = self._end_told = False  # the job has ended; a call has raised JobEnded
         self._home, self._client = self._find_home(timeout, None)
@@ -135,12 +140,15 @@ class ClusterClient:
         return self._client.address
 
     def _find_home(self, seconds: float, left: Member | None, ended: bool = False) -> tuple[Member, Client]:
-        """Dial the members in order until one answers; the one that was `left` comes last. If that one has `ended` the job, the search is short."""
+        """Dial the members in order until one answers; the one that was `left` comes last. If that one has `ended` the job, the search is short.
+
+        While a worker moves, no dial takes longer than DIAL_SECONDS, so that the thread that moves it notices soon that it was closed.
+        """
         began = time.monotonic()
         ends = began + seconds
-        reasons: dict[str, EchoError] = {}
+        reasons = self._reasons = {}
         while True:
-            members = preferred(self._find(), self._worker)
+            members = preferred(self._members(), self._worker)
             members.sort(key=lambda member: left is not None and member.name == left.name)
             for member in members:
                 remaining = ends - time.monotonic()
@@ -150,7 +158,8 @@ class ClusterClient:
                     break
                 address = address_from_here(member.addresses, member.host if self._near else "-")
                 try:
-                    most = DIAL_SECONDS if len(members) > 1 or ended else remaining  # a shard that is gone must not take the time of the others
+                    # A shard that is gone must not take the time of the others.
+                    most = DIAL_SECONDS if len(members) > 1 or left is not None else remaining
                     return member, self._connect(member, address, max(min(most, remaining), 0.1))
                 except (SecurityError, SpecError, ConfigError):
                     raise  # the same at every shard
@@ -159,23 +168,43 @@ class ClusterClient:
             if ended and time.monotonic() - began > END_SECONDS:
                 raise JobEnded(f"the job has ended: shard {left.name if left else ''} was closed on purpose, and no other shard answers")
             if time.monotonic() >= ends:
-                why = "; ".join(f"{name}: {error}" for name, error in reasons.items()) or "the members name no shard yet"
-                raise EchoTimeoutError(f"no shard was reached within {seconds:g} s: {why}")
+                raise EchoTimeoutError(f"no shard was reached within {shown(seconds)} s: {self._why()}")
             self._closed.wait(min(AGAIN_SECONDS, max(0.0, ends - time.monotonic())))
+
+    def _why(self) -> str:
+        why = [f"{name}: {error}" for name, error in dict(self._reasons).items()]
+        if self._unfound:
+            why.append(f"the members could not be found ({self._unfound})")
+        return "; ".join(why) or "the members name no shard yet"
 
     def _now(self, name: str, address: Address) -> Address | None:
         """Where this member is now, by the transport of `address`, which a client keeps. None: it is not up."""
-        found = [one for member in self._find() if member.name == name for one in member.addresses if one.scheme == address.scheme]
+        found = [one for member in self._members() if member.name == name for one in member.addresses if one.scheme == address.scheme]
         return found[0] if found else None
+
+    def _members(self) -> list[Member]:
+        """Who is there. If that cannot be found out later on, those known stay, as for a learner, and the log says so once: a disk or a name server may
+        fail for a while, and a function of the user may raise anything. Before the first home, mistakes are raised."""
+        try:
+            self._known = self._find()
+            self._unfound = ""
+        except Exception as error:
+            if self._known is None:
+                raise
+            why = str(error) or type(error).__name__
+            if why != self._unfound:
+                _log.warning("the members of the cluster could not be found, those known stay: %s", why)
+            self._unfound = why
+        return self._known
 
     def _look(self) -> None:
         """Move when the home is gone for too long."""
-        seen = time.monotonic()
+        seen, said = time.monotonic(), ""
         while not self._closed.wait(LOOK_SECONDS):
             client = self._client
             try:
                 if client.stats()["connected"]:
-                    seen = time.monotonic()
+                    seen, said = time.monotonic(), ""
                 elif self._over:
                     continue
                 elif client.ended or time.monotonic() - seen > self._rehome_after:
@@ -184,30 +213,41 @@ class ClusterClient:
             except JobEnded as error:
                 self._over = True  # calls find out for themselves
                 _log.info("%s", error)
-            except EchoError as error:  # the calls of this client raise it
+            except Exception as error:  # the calls of this client raise it; this thread must not end, because nobody else moves an idle worker
                 if self._closed.is_set():
                     return
-                _log.warning("this worker found no new home: %s", error)
+                if str(error) != said:  # once for each error
+                    said = str(error)
+                    _log.warning("this worker found no new home: %s", error)
 
     def _move(self, former: Client, seconds: float) -> None:
         """Get a new home instead of `former`, and send the samples there that `former` still has. Raises the errors of `_find_home`."""
-        with self._moving:
+        ends = time.monotonic() + seconds
+        if not self._moving.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):  # another thread moves, and may have more time than this call
+            raise EchoTimeoutError(f"no shard was reached within {shown(seconds)} s: {self._why()}")
+        try:
             if self._client is not former:
                 return  # another thread has moved meanwhile
             if self._closed.is_set():
                 raise ClosedError("this client is closed")
-            home, client = self._find_home(seconds, self._home, former.ended)
+            home, client = self._find_home(max(0.0, ends - time.monotonic()), self._home, former.ended)
             try:
+                if self._abandoned:
+                    raise ClosedError("this client is closed")
                 if former.policy_version is not None:
                     client.policy_version = former.policy_version
                 for leftover in former.close(0, leftovers=True):
-                    client.send_again(leftover, seconds)
+                    client.send_again(leftover, max(0.0, ends - time.monotonic()))
             except BaseException:
                 client.close(0)
                 raise
             _log.info("this worker has left shard %s for %s", self._home.name, home.name)
             self._home, self._client = home, client
             self.moves += 1
+            if self._abandoned:  # `close` may have closed the former client only
+                client.close(0)
+        finally:
+            self._moving.release()
 
     def _call(self, call: Callable[[Client, float | None], T], timeout: float | None) -> T:
         """Call the home's client, and a new home's if that one is closed meanwhile."""
@@ -279,15 +319,20 @@ class ClusterClient:
         """Deliver all samples, then close. If the home is gone, they go to a new one first. Idempotent. It raises the errors of `Client.close`."""
         if self._closed.is_set():
             return
+        ends = time.monotonic() + (self._timeout if timeout is None else timeout)
         try:
             if not self._end_told:
                 self._call(lambda client, left: client.wait(left) if client.unacknowledged else None, timeout)
         finally:
-            self._closed.set()
-            if self._watch is not None:
-                self._watch.join()
+            self._closed.set()  # no move begins any more
+            if self._moving.acquire(timeout=min(max(0.0, ends - time.monotonic()), threading.TIMEOUT_MAX)):
+                self._moving.release()
+                if self._watch is not None:
+                    self._watch.join()
+            else:
+                self._abandoned = True  # the thread that moves ends when its dial has ended
             try:
-                self._client.close(0 if self._end_told else timeout)
+                self._client.close(0 if self._end_told else max(0.0, ends - time.monotonic()))
             except (ConnectionError, TimeoutError):
                 if not self._end_told:
                     raise

@@ -67,7 +67,7 @@ class ClusterLearner:
         name: str | None = None,
         **options: Any,
     ) -> None:
-        if not 0 < patience < float("inf"):
+        if not hasattr(patience, "__float__") or not 0 < patience < float("inf"):
             raise ConfigError(f"patience must be a number of seconds above 0, not {patience!r}")
         self._patience, self._timeout, self._table, self._example = patience, timeout, table, example
         self._random, self._lock, self._closed = np.random.default_rng(seed), threading.Lock(), False
