@@ -41,6 +41,7 @@ class LaunchedCluster(ABC):
 
     def __init__(self, plan: Plan, members: Any) -> None:
         self.plan, self.members, self.token = plan, members, plan.token
+        self._find = find_members(members) if plan.shards else list  # once, because it remembers which files it has complained of
         self._wanted = plan.n
         self._scaling = Scaling(plan.workers.min, plan.workers.most) if plan.scales else None
         self._learners: list[_Learner] = []
@@ -181,7 +182,7 @@ class LaunchedCluster(ABC):
             raise ConfigError(f"cluster {self.plan.name} has workers only, so there are no shards for a {what}")
 
     def _shards(self) -> list[dict[str, Any]]:
-        return look_at_all(find_members(self.members)(), ANSWER_SECONDS, self.token) if self.plan.shards else []
+        return look_at_all(self._find(), ANSWER_SECONDS, self.token)
 
     def _watch(self) -> None:
         looked, said = time.monotonic(), ""
