@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_cluster import ClusterClient
+from echo_cluster import ClusterClient, LocalCluster, testing
 from echo_cluster.launching.child import packed
 from echo_cluster.launching.context import WorkerContext
 from echo_cluster.launching.local import LocalLaunched
@@ -155,6 +155,7 @@ def test_a_drained_shard_stays_down(cluster: LocalLaunched) -> None:
     cluster.drain(1)
     rows = cluster.status()["shards"]
     assert [row["state"] for row in rows] == ["up", "drained"]
+    cluster.drain(1)  # it is already
     with pytest.raises(ConfigError, match="from 0 to 1"):
         cluster.drain(2)
 
@@ -189,6 +190,33 @@ def test_a_command_is_a_worker(tmp_path: Path) -> None:
     with launch(CONFIG, ["{python}", "-c", program, str(tmp_path / "{index}")], shards=0, workers=2, token="t" * 20) as cluster:
         assert cluster.wait(60)
     assert [(tmp_path / str(index)).read_text() for index in range(2)] == ["t" * 20] * 2
+
+
+def test_a_command_that_cannot_be_run_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with launch(CONFIG, ["/nowhere/worker", "{index}"], shards=0, workers=1) as cluster, pytest.raises(EchoError, match="with exit code 1; no more are"):
+        cluster.wait(120)
+    said = capfd.readouterr().err
+    assert "the worker's command '/nowhere/worker' cannot be run: No such file or directory" in said and "Traceback" not in said
+
+
+def test_status_says_what_has_become_of_a_shard() -> None:
+    with launch(CONFIG, None, shards=1) as cluster:
+        assert isinstance(cluster, LocalLaunched) and cluster._cluster is not None
+        cluster.learner(EXAMPLE).close()
+        cluster._cluster.processes[0].join(60)
+        (row,) = cluster.status()["shards"]
+        assert (row["state"], row["error"]) == ("down", "it has ended with the job")
+    (row,) = cluster.status()["shards"]
+    assert (row["state"], row["error"]) == ("down", "down() has ended it")
+
+
+def test_a_shard_that_runs_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "ENDING_SECONDS", 0.1)
+    with LocalCluster(1, tables_of(CONFIG)) as local:
+        process = local.processes[0]
+        with pytest.raises(EchoError, match=r"shard 0 runs; end it by drain\(0\) or kill\(0\)"):
+            local.restart(0)
+        assert local.processes == [process] and process.is_alive() and local.wait(0).name == "shard-0"
 
 
 def test_what_does_not_leave_is_interrupted_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from echo_core import SecurityError
 from echo_core.client.observer import Observer
 
 from .members import Member
@@ -18,7 +19,8 @@ MOST_AT_ONCE = 16
 
 
 def look(member: Member, timeout: float, token: Any = None) -> dict[str, Any]:
-    """What one shard says of itself. It raises nothing, and "error" says why a shard that does not answer is "down"."""
+    """What one shard says of itself. It raises nothing, and "error" says why there is no answer: a shard that does not answer is "down", and one that
+    lives and does not let this process in, such as for another token, is "refused"."""
     address = address_from_here(member.addresses, member.host)
     row: dict[str, Any] = {"shard": member.name, "address": str(address), "state": "up", "workers": 0, "tables": {}, "error": ""}
     try:
@@ -26,7 +28,7 @@ def look(member: Member, timeout: float, token: Any = None) -> dict[str, Any]:
             figures = observer.request("stats", {"workers": False}, timeout)
         workers = int(figures.get("store/active_connections", 0))
     except Exception as error:  # this runs in a thread of its own, where nobody would see it
-        return {**row, "state": "down", "error": str(error)}
+        return {**row, "state": "refused" if isinstance(error, SecurityError) else "down", "error": str(error)}
     row["workers"] = workers
     for name in [key.split("/")[1] for key in figures if key.startswith("table/") and key.endswith("/size")]:
         row["tables"][name] = {key: figures.get(f"table/{name}/{key}") for key in OF_TABLES}

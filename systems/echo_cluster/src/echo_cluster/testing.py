@@ -30,6 +30,7 @@ __all__ = ["LocalCluster"]
 
 START_SECONDS = 120.0
 ORPHAN_SECONDS = 2.0
+ENDING_SECONDS = 5.0  # in which a shard that was told to end from outside, by a signal or a learner, has usually ended
 
 
 class LocalCluster:
@@ -115,8 +116,10 @@ class LocalCluster:
         self.processes[number].join()
 
     def restart(self, number: int, wait: bool = True) -> None:
-        """Start a shard that has ended, at its old addresses and with its last checkpoint."""
-        self.processes[number].join()
+        """Start a shard that has ended, at its old addresses and with its last checkpoint. Raises EchoError if it runs and does not end by itself."""
+        self.processes[number].join(ENDING_SECONDS)
+        if self.processes[number].is_alive():
+            raise EchoError(f"shard {number} runs; end it by drain({number}) or kill({number}) before it is started again")
         self._file(number).unlink(missing_ok=True)  # that of one that was killed from outside
         self.processes[number] = self._start(number)
         if wait:

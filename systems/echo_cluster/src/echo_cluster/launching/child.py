@@ -100,7 +100,10 @@ def _become(command: list[str], parent: int) -> None:
         sys.exit(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"the worker's command {command[0]!r} cannot be run: {error.strerror}")
 
 
 if __name__ == "__main__":

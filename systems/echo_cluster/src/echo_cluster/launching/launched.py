@@ -116,7 +116,8 @@ class LaunchedCluster(ABC):
         self._drain(shard)
 
     def status(self) -> dict[str, Any]:
-        """How shards and workers are, as JSON has it. A shard that does not answer is "down", and "error" says why."""
+        """How shards and workers are, as JSON has it. A shard that does not answer is "down", one that refuses this process "refused", and "error" says
+        why."""
         pools = self._pools()
         return {
             "name": self.plan.name,

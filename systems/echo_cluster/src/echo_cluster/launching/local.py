@@ -95,17 +95,27 @@ class LocalLaunched(LaunchedCluster):
         with self._lock:
             self._drained.add(shard)
         assert self._cluster is not None
-        self._cluster.drain(shard)
+        if self._cluster.processes[shard].is_alive():  # else it was drained before, or has died, and is not started again
+            self._cluster.drain(shard)
 
     def _shards(self) -> list[dict[str, Any]]:
         rows = {row["shard"]: row for row in super()._shards()}
         for number in range(self.plan.shards):
             name = f"shard-{number}"
-            down = {"shard": name, "address": "", "state": "down", "workers": 0, "tables": {}, "error": "its process is being started"}
+            down = {"shard": name, "address": "", "state": "down", "workers": 0, "tables": {}, "error": self._why_down(number)}
             row = rows.setdefault(name, down)
             if number in self._drained:
                 row["state"], row["error"] = "drained", ""
         return [rows[name] for name in sorted(rows, key=lambda name: int(name.rpartition("-")[2]))]
+
+    def _why_down(self, number: int) -> str:
+        """Why the members do not name a shard."""
+        code = None if self._cluster is None else self._cluster.processes[number].exitcode
+        if self._over.is_set():
+            return "down() has ended it"
+        if code is None:
+            return "its process is being started"
+        return "it has ended with the job" if code == 0 else f"it has ended with exit code {code}, and is started again"
 
     def _end(self, timeout: float) -> None:
         ends = time.monotonic() + timeout
