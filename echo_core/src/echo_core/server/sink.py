@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import secrets
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -46,7 +45,7 @@ class ServerSink(Sink):
         self._memory = server.client_memory
         self.tables: dict[str, Spec] = {name: table.spec for name, table in server.tables.items()}
         self.spec: Spec = next(iter(self.tables.values()), server.spec)
-        self.incarnation: str = secrets.token_hex(16)
+        self.incarnation: str = server.incarnation
         self.identities = server.identities
         self.table_name: str = ""
         self._show(server._storage())

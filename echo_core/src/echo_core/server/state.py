@@ -50,6 +50,7 @@ class ServerState(Store):
         max_parked: int = MOST_PARKED,
         max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
     ) -> None:
+        self.incarnation: str = secrets.token_hex(16)  # see `Sink`
         self._token = token
         self._token_source: tokens.TokenSource | None = None
         self._listeners: list[Listener] = []

@@ -41,7 +41,9 @@ def _blocked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes)
 OPERATIONS: Mapping[str, Operation] = {
     "stats": needs("write", "read")(lambda server, peer, body, blob: (server_stats(server), b"")),
     "blocked": needs("write", "read")(of_clients(_blocked)),
-    "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time(), "version": __version__}, blob)),
+    "ping": needs("write", "read")(
+        lambda server, peer, body, blob: ({"time": time.time(), "version": __version__, "server": server.incarnation}, blob)
+    ),
     "tables": needs("write", "read")(_specs),
     "part": needs("write", "read")(part),
     "piece": needs("write", "read")(piece),
