@@ -182,10 +182,12 @@ class EchoTimeoutError(EchoError, TimeoutError):
 
     `inserted`: how many samples, from the front, a call that inserts several had inserted by then.
     `keys`: the keys of those, if `ReplayTable.submit_batch` raised it.
+    `waits_for`: why the table of a server could not serve the request, if that server has said so. "" if it has not answered.
     """
 
     inserted: int = 0
     keys: Any = ()
+    waits_for: str = ""
 
 
 class LeaseError(EchoTimeoutError):

@@ -85,7 +85,9 @@ class Turn:
                 return body, blob
             left = self._wait.left()
             if not left:
-                raise EchoTimeoutError(f"{self._op}() waited {waiting.shown(self._timeout)} s: {reason}")
+                late = EchoTimeoutError(f"{self._op}() waited {waiting.shown(self._timeout)} s: {reason}")
+                late.waits_for = str(reason)
+                raise late
             if not self._told:
                 self._told = True
                 _log.warning("%s() has waited %.0f s: %s", self._op, self._wait.passed(), reason)
