@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from echo_replay.remote.remote_records import RemoteRecordTable, joined
+from echo_core import EchoError
+from echo_replay.remote.remote_records import DrawnColumns, RemoteRecordTable, joined
 from echo_replay.remote.remote_sample import RemoteSample
 from echo_replay.remote.weights import lag_factors
+from echo_replay.tables.records.record_sample import RecordSample
 from echo_replay.tables.replay_info import importance_weights
 
 from .keys import keys_of
 from .shard import UNAVAILABLE
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from echo_replay.remote.batch_memory import BatchMemory
     from echo_replay.remote.remote_table import RemoteTable
 
     from .shard import Reached, Shard
 
-__all__ = ["ClusterInfo", "ClusterSample", "Draw"]
+__all__ = ["ClusterInfo", "ClusterSample", "Draw", "Kept"]
 
 
 class ClusterInfo(NamedTuple):
@@ -76,6 +80,8 @@ class Part(NamedTuple):
         n: items.
         info: a `RemoteInfo`.
         records: samples of varying length; None for others, which lie in the memory of the batch.
+        mass: of the shard, when it was asked.
+        kept: it came for an earlier batch.
     """
 
     shard: Shard
@@ -83,6 +89,16 @@ class Part(NamedTuple):
     n: int
     info: Any
     records: Any
+    mass: float
+    kept: bool = False
+
+
+class Kept(NamedTuple):
+    """A part that came for a batch that was given up. Without records, its items lie in `memory` from `first` on."""
+
+    part: Part
+    memory: BatchMemory | None
+    first: int
 
 
 class Draw:
@@ -95,7 +111,7 @@ class Draw:
     Attributes:
         masses: of all shards that could be asked, when they could. The batch is drawn by them, and they may change meanwhile.
         missing: how many items have not come, once `collect` has returned.
-        failed: shards that were asked and did not answer. failures: how often that happened.
+        failed: shards that were asked and gave nothing, or were not asked because their tables wait. failures: how often somebody was asked in vain.
         degraded: whether a shard was left out.
     """
 
@@ -106,18 +122,61 @@ class Draw:
         self.failures = 0
         self.degraded = False
         self.parts: list[Part] = []
-        self._asked: list[tuple[Shard, Reached, int, Any]] = []
+        self._asked: list[tuple[Shard, Reached, int, float, Any]] = []
         self._memory: BatchMemory | None = None
+
+    def take(self, kept: deque[Kept]) -> None:
+        """Begin with what was kept, as much as the batch needs. The rest stays in `kept`."""
+        while kept and self.missing:
+            part, memory, first = kept.popleft()
+            n = min(part.n, self.missing)
+            mine, rest = _rows(part, 0, n), _rows(part, n, part.n)
+            if memory is not None:
+                if self._memory is None:
+                    self._memory = part.reached.table.memory(self.n)
+                columns = [memory.keys, memory.probabilities, *memory.leaves]
+                if versions := part.info.policy_versions is not None:
+                    assert memory.policy_versions is not None
+                    columns.append(memory.policy_versions)
+                self._memory.copy(b"".join(column[first : first + n].tobytes() for column in columns), n, versions)
+            self.parts.append(mine)
+            self.missing -= n
+            if rest.n:
+                kept.appendleft(Kept(rest, memory, first + n))
+
+    def spent(self, seconds: float) -> list[Kept]:
+        """The parts that have come, without those whose table still has their items: these can be drawn again. It raises nothing.
+
+        Args:
+            seconds: how long to wait for a shard that is asked for its items. If it does not answer, its part is kept.
+        """
+        found, first = [], 0
+        for part in self.parts:
+            if part.kept or not self._has(part, first, seconds):
+                found.append(Kept(part._replace(kept=True), self._memory if part.records is None else None, first))
+            first += part.n
+        return found
+
+    def _has(self, part: Part, first: int, seconds: float) -> bool:
+        if part.records is not None:
+            keys = part.records.keys
+        else:
+            assert self._memory is not None
+            keys = self._memory.keys[first : first + part.n]
+        try:
+            return part.shard.ready() and bool(part.reached.table.peek(keys, seconds)[1].all())
+        except EchoError:
+            return False
 
     def ask(self, shard: Shard, reached: Reached, count: int, seconds: float) -> None:
         """Ask a shard for so many items. The request waits `seconds` at its table at most."""
         try:
-            self._asked.append((shard, reached, count, reached.table.sample_begin(count, seconds, self._beta)))
+            self._asked.append((shard, reached, count, seconds, reached.table.sample_begin(count, seconds, self._beta)))
         except UNAVAILABLE as reason:
-            self._fail(shard, reason)
+            self._fail(shard, reason, seconds)
 
-    def _fail(self, shard: Shard, reason: BaseException) -> None:
-        shard.failed(reason)
+    def _fail(self, shard: Shard, reason: BaseException, seconds: float) -> None:
+        shard.failed(reason, seconds)
         self.failed.add(shard)
         self.failures += 1
 
@@ -128,16 +187,17 @@ class Draw:
         """
         error: Exception | None = None
         while self._asked:
-            shard, reached, count, pending = self._asked[0]
+            shard, reached, count, seconds, pending = self._asked[0]
             try:
                 info, records = self._collected(reached.table, pending)
             except UNAVAILABLE as reason:
-                self._fail(shard, reason)
+                self._fail(shard, reason, seconds)
             except Exception as reason:
                 error = error or reason
             else:
+                shard.gave()
                 shard.told(info.mass, info.store_size)
-                self.parts.append(Part(shard, reached, count, info, records))
+                self.parts.append(Part(shard, reached, count, info, records, self.masses.get(shard, 0.0)))
                 self.missing -= count
             del self._asked[0]  # last: after Ctrl-C, `withdraw` takes back what nobody waits for
         if error is not None:
@@ -152,7 +212,7 @@ class Draw:
         return pending.collect_into(self._memory), None
 
     def withdraw(self) -> None:
-        """Nobody waits for this batch any more. Parts that have come are lost."""
+        """Nobody waits any more for what was asked for."""
         for *_, pending in self._asked:
             pending.withdraw()
         self._asked.clear()
@@ -180,7 +240,8 @@ class Draw:
             versions = None
         elif memory is None:
             versions = np.concatenate([part.info.policy_versions for part in parts])
-        weights = importance_weights(probabilities, parts[0].info.beta)
+        # The last part is not a kept one, unless all are.
+        weights = importance_weights(probabilities, parts[-1].info.beta if self._beta is None else self._beta)
         for part, row in zip(parts, rows):
             if (factors := lag_factors(part.info)) is not None:
                 weights[row] *= factors
@@ -199,3 +260,17 @@ class Draw:
             return joined([part.records for part in parts], info, keys, probabilities, weights)
         sample = parts[0].reached.table.made(memory.leaves, info, keys, probabilities, weights)
         return ClusterSample(sample.batch, info, keys, probabilities, weights) if isinstance(sample, RemoteSample) else sample
+
+
+def _rows(part: Part, start: int, end: int) -> Part:
+    """A part with only these rows."""
+    if (start, end) == (0, part.n):
+        return part
+    info, records = part.info, part.records
+    if info.policy_versions is not None:
+        info = info._replace(policy_versions=info.policy_versions[start:end])
+    if records is not None:
+        packed = records.packed[start:end]
+        columns = DrawnColumns(records.keys[start:end], records.probabilities[start:end], records.weights[start:end])
+        records = RecordSample(packed.spec, packed.arrays, list(packed.offsets.values()), info, columns)
+    return part._replace(n=end - start, info=info, records=records)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from echo_core import Address, Client, ClosedError, ConfigError, EchoError, EchoTimeoutError, Server
+from echo_core.base.waiting import shown
 from echo_core.spec.ragged_leaf import has_ragged
 
-from .draw import ClusterSample, Draw
+from .draw import ClusterSample, Draw, Kept
 from .keys import check_keys
 from .members import find_members
-from .shard import DIAL_SECONDS, UNAVAILABLE, Shard, ShardState
+from .shard import UNAVAILABLE, Shard, ShardState
 from .shares import chances, counts
 from .upkeep import Upkeep
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from .members import Member
 
 __all__ = ["ClusterLearner"]
+
+_log = logging.getLogger("echo")
 
 EMPTY_SECONDS = 0.02  # between two questions for masses while all shards are empty
 
@@ -72,14 +76,17 @@ class ClusterLearner:
         self._patience, self._timeout, self._table, self._example = patience, timeout, table, example
         self._random, self._lock, self._closed = np.random.default_rng(seed), threading.Lock(), False
         self._batches = self._degraded = self._waited_out = self._gone = 0
+        self._kept: deque[Kept] = deque()  # what came for batches that were given up
         self._publisher: Server | None = None
 
-        def connect(address: Address) -> Client:
+        def connect(address: Address, seconds: float) -> Client:
             # No call may wait longer than `patience` for a shard that is away, and connecting may take longer.
-            return Client(address, example, name=name, timeout=patience, connect_timeout=DIAL_SECONDS, token=token, auth=auth, table=table, **options)
+            return Client(address, example, name=name, timeout=patience, connect_timeout=seconds, token=token, auth=auth, table=table, **options)
+
+        servers: dict[str, Shard] = {}
 
         def make(number: int, member: Member) -> Shard:
-            return Shard(number, member, connect, table)
+            return Shard(number, member, connect, table, servers)
 
         found = find_members(members, auth=auth)
         self._upkeep: Upkeep | None = None
@@ -93,24 +100,35 @@ class ClusterLearner:
             raise
 
     def _wait_for_shards(self, timeout: float) -> None:
-        """Return when all shards are up, or one is and the patience for the others is over."""
+        """Return when all shards are up, or one is and the patience for the others is over. If all refuse this learner, raise the error of one."""
         began, upkeep = time.monotonic(), self._upkeep
         assert upkeep is not None
         while True:
             shards = upkeep.shards
-            up = sum(shard.state == "up" for shard in shards)
+            states = [shard.state for shard in shards]
             passed = time.monotonic() - began
-            if up and (up == len(shards) or passed >= self._patience):
+            if "up" in states and ("down" not in states or passed >= self._patience):
                 return
+            if states and all(state == "refused" for state in states):
+                refusal = shards[0].refusal
+                assert refusal is not None
+                raise refusal
             if passed >= timeout:
-                raise EchoTimeoutError(f"no shard was reached within {timeout:g} s: {self._why()}")
-            upkeep.wait(0.05)
+                raise EchoTimeoutError(f"no shard was reached within {shown(timeout)} s: {self._why()}")
+            upkeep.wait(min(0.05, timeout - passed))
 
     def _why(self) -> str:
         shards = self.shards
         if not shards:
             return "the members name no shard yet"
         return "; ".join(f"{shard.name} is {shard.state}" + (f" ({shard.error})" if shard.error else "") for shard in shards)
+
+    def _seconds(self, timeout: float | None) -> float:
+        """The timeout of a call."""
+        seconds = self._timeout if timeout is None else timeout
+        if not seconds >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {seconds!r}")
+        return seconds
 
     # ---- batches ----------------------------------------------------------------------------------------------------------
 
@@ -127,50 +145,62 @@ class ClusterLearner:
             `ClusterInfo`.
 
         Raises:
-            EchoTimeoutError: there was no such batch in time; the message says how each shard is. ValueError: n is not a whole number of at
+            EchoTimeoutError: there was no such batch in time; the message says how each shard is. Items that have come and cannot be drawn again are in
+                the next batch. ValueError: n is not a whole number of at
                 least 1. ClosedError: the learner is closed.
         """
         draw = self._begin(n, beta, timeout)
         try:
             return self._finish(draw, timeout)
-        except BaseException:
-            draw.withdraw()
+        except BaseException as error:
+            self._give_up(draw, isinstance(error, EchoError))
             raise
 
     def _begin(self, n: int, beta: float | None, timeout: float | None) -> Draw:
         """Ask shards for a batch."""
         if not hasattr(type(n), "__index__") or n < 1:
             raise ValueError(f"n must be a whole number of at least 1, not {n!r}")
+        seconds, upkeep = self._seconds(timeout), self._open()
         draw = Draw(int(n), beta)
-        self._ask(draw, self._open(), self._timeout if timeout is None else timeout)
+        with self._lock:
+            draw.take(self._kept)
+        if not draw.missing:
+            return draw
+        self._ask(draw, upkeep, seconds)
         return draw
 
     def _ask(self, draw: Draw, upkeep: Upkeep, left: float) -> bool:
         """Ask shards for what is missing, all at once. False if none of them has items.
 
-        A shard that does not answer within the patience is left out. If there is no other, it is waited for until the end.
+        A shard that gives nothing within the patience is left out. If there is no other, it is waited for until the end.
         """
         shards = upkeep.shards
         up = [(shard, reached) for shard in shards if (reached := shard.reached()) is not None]
-        draw.degraded = draw.degraded or (len(shards) > 1 and len(up) < sum(shard.present for shard in shards))
+        draw.degraded = draw.degraded or (len(shards) > 1 and len(up) < sum(shard.present and not shard.twin for shard in shards))
         for shard, _ in up:
             draw.masses.setdefault(shard, shard.mass)
         if len(shards) == 1 and up:
-            draw.ask(*up[0], draw.missing, max(left, 0.0))
+            draw.ask(*up[0], draw.missing, left)
             return True
-        masses = [draw.masses[shard] for shard, _ in up]
-        if not any(mass > 0 for mass in masses):
+        full = [(shard, reached) for shard, reached in up if draw.masses[shard] > 0]
+        if not full:
             return False
+        asked = [(shard, reached) for shard, reached in full if shard not in draw.failed and not shard.resting()]
+        if all(shard.waits for shard, _ in asked):  # there is no other, so they are waited for
+            asked, hurry = full, False
+        else:
+            hurry = True
+            draw.failed.update(shard for shard, _ in full if shard.resting())
         with self._lock:
             uniform = float(self._random.random())
-        for (shard, reached), count in zip(up, counts(chances(masses), draw.missing, uniform).tolist()):
-            if count:
-                draw.ask(shard, reached, count, min(self._patience, max(left, 0.0)))
+        for (shard, reached), count in zip(asked, counts(chances([draw.masses[shard] for shard, _ in asked]), draw.missing, uniform).tolist()):
+            if count:  # a table that has waited in vain must not hold up the others
+                draw.ask(shard, reached, count, 0.0 if hurry and shard.waits else min(self._patience, left))
         return True
 
     def _finish(self, draw: Draw, timeout: float | None) -> ClusterSample:
         """Take the parts that were asked for, and ask again for those that do not come."""
-        ends = time.monotonic() + (self._timeout if timeout is None else timeout)
+        ends = time.monotonic() + self._seconds(timeout)
         upkeep = self._open()
         while True:
             draw.collect()
@@ -185,15 +215,26 @@ class ClusterLearner:
                 upkeep.wait(min(EMPTY_SECONDS, left))
                 drawn = {part.shard for part in draw.parts}
                 draw.masses = {shard: mass for shard, mass in draw.masses.items() if shard in drawn}
-        draw.degraded = draw.degraded or (draw.failures > 0 and len(upkeep.shards) > 1)
+        draw.degraded = draw.degraded or (bool(draw.failed) and len(upkeep.shards) > 1)
         self._waited_out += draw.failures
         self._batches += 1
         self._degraded += draw.degraded
         sample: ClusterSample = draw.made(self._shares(draw), self._table)
         return sample
 
+    def _give_up(self, draw: Draw, keep: bool) -> None:
+        """Nobody waits for this batch any more. With `keep`, parts that have come are kept for the next one if their tables do not have the items any
+        more, because nobody could draw them again."""
+        draw.withdraw()
+        found = draw.spent(self._patience) if keep and not self._closed else []
+        with self._lock:
+            self._kept.extend(found)
+
     def _shares(self, draw: Draw) -> dict[Shard, float]:
         """The probability of each shard in a batch: shards that have failed are left out, unless they have given a part."""
+        for part in draw.parts:
+            if not draw.masses.get(part.shard):  # it was kept, and its shard is empty or away now
+                draw.masses[part.shard] = part.mass
         drawn = {part.shard for part in draw.parts}
         there = [shard for shard in draw.masses if shard in drawn or shard not in draw.failed]
         if len(there) == 1:
@@ -221,8 +262,9 @@ class ClusterLearner:
                 draws.popleft()
                 yield sample
         finally:
+            failed = isinstance(sys.exc_info()[1], EchoError)
             for draw in draws:
-                draw.withdraw()
+                self._give_up(draw, failed)
 
     # ---- what is said about items -----------------------------------------------------------------------------------------
 
@@ -245,21 +287,22 @@ class ClusterLearner:
     def _tell(self, keys: Any, tell: Callable[[Client, Any, Any, float], int], timeout: float | None, counts_gone: bool) -> int:
         """Call `tell` for the keys of each shard that is still in the life of the keys. Sums up what it returns."""
         shards, total = self._open().shards, 0
-        ends = time.monotonic() + (self._timeout if timeout is None else timeout)
+        ends = time.monotonic() + self._seconds(timeout)
         for number in np.unique(keys["shard"]).tolist():
             mask = keys["shard"] == number
             shard = shards[number] if number < len(shards) else None
             if shard is not None and shard.ready() and (client := shard.client) is not None:
                 mask &= keys["life"] == shard.life % (1 << 16)
                 left = max(0.0, ends - time.monotonic())
+                left = left if len(shards) == 1 else min(left, self._patience)
                 try:
                     if mask.any():
-                        total += tell(client, keys["key"][mask], mask, left if len(shards) == 1 else min(left, self._patience))
+                        total += tell(client, keys["key"][mask], mask, left)
                     if counts_gone:
                         total += int((keys["shard"] == number).sum() - mask.sum())
                     continue
                 except UNAVAILABLE as error:
-                    shard.failed(error)
+                    shard.failed(error, left)
                     mask = keys["shard"] == number
             total += int(mask.sum()) if counts_gone else 0
         self._gone += total if counts_gone else 0
@@ -309,14 +352,34 @@ class ClusterLearner:
         return self._upkeep
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the job: shards that `serve_shard` runs end, and so do their workers. Idempotent. A shard that ends by itself does not end the job."""
-        if not self._closed and self._upkeep is not None:
-            for shard in self._upkeep.shards:
-                client = shard.client
-                if client is not None and shard.ready():
-                    with contextlib.suppress(EchoError):  # other servers do not know it, and a token may not be that of an admin
-                        client.request("cluster/end", timeout=timeout)
-        self._end()
+        """End the job: shards that `serve_shard` runs end, and so do their workers. Idempotent. A shard that ends by itself does not end the job.
+
+        A shard that does not answer is tried until the `timeout` is over. The log names those that could not be told; `echoctl drain` ends them.
+        """
+        with self._lock:
+            first, self._closed = not self._closed, True
+        try:
+            if first and self._upkeep is not None:
+                self._end_job(self._upkeep, self._seconds(timeout))
+        finally:
+            self._end()
+
+    def _end_job(self, upkeep: Upkeep, seconds: float) -> None:
+        """Tell all shards at the same time that the job has ended."""
+        ends = time.monotonic() + seconds
+        untold: dict[str, str] = {}
+
+        def tell(shard: Shard) -> None:
+            if why := shard.end_job(ends, upkeep.wait):
+                untold[shard.member.name] = why
+
+        threads = [threading.Thread(target=tell, args=(shard,), name="echo-cluster-end", daemon=True) for shard in upkeep.shards]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if untold:
+            _log.warning("close() could not tell these shards that the job has ended: %s", "; ".join(f"{name}: {why}" for name, why in untold.items()))
 
     def _end(self) -> None:
         self._closed = True

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from echo_core import ConfigError, EchoError
@@ -23,6 +22,7 @@ _log = logging.getLogger("echo")
 
 LOOK_SECONDS = 0.1
 MEMBERS_SECONDS = 1.0
+END_SECONDS = 0.2  # for upkeep that is under way at the end
 MOST_AT_ONCE = 32  # shards that are dialled or asked at the same time
 
 
@@ -47,7 +47,6 @@ class Upkeep:
         self._over = False
         self._asked_members = float("-inf")
         self._failed = ""
-        self._workers = ThreadPoolExecutor(MOST_AT_ONCE, "echo-cluster-upkeep")
         self._look_for_members()  # in the caller's thread, so that mistakes are raised there
         self._thread = threading.Thread(target=self._run, name="echo-cluster", daemon=True)
         self._thread.start()
@@ -74,11 +73,12 @@ class Upkeep:
                 if str(error) != self._failed:  # once for each error
                     self._failed = str(error)
                     _log.warning("the members of the cluster could not be found, those known stay: %s", error)
+            busy = sum(shard.busy for shard in self.shards)
             for shard in self.shards:
-                if not shard.busy and shard.due():
-                    shard.busy = True
-                    try:
-                        self._workers.submit(self._keep, shard)
+                if busy < MOST_AT_ONCE and not shard.busy and shard.due():
+                    shard.busy, busy = True, busy + 1
+                    try:  # a daemon, because nothing should wait for a dial that takes long
+                        threading.Thread(target=self._keep, args=(shard,), name="echo-cluster-upkeep", daemon=True).start()
                     except RuntimeError:  # the interpreter ends, and nobody has closed the learner
                         return
             self._wake.wait(LOOK_SECONDS)
@@ -94,6 +94,8 @@ class Upkeep:
 
     def _look_for_members(self) -> None:
         found = {member.name: member for member in self._members()}
+        if self._over:  # meanwhile, and no shard must be there again
+            return
         self._asked_members = time.monotonic()
         for name, member in found.items():
             shard = self._by_name.get(name)
@@ -108,12 +110,12 @@ class Upkeep:
                 shard.leave()
 
     def close(self) -> None:
-        """End the thread and all connections."""
+        """End the thread and all connections. A dial that is under way ends by itself within `DIAL_SECONDS`, and leaves no connection."""
         self._over = True
         self._wake.set()
-        self._thread.join()
+        self._thread.join(END_SECONDS)  # a name server may take long
         for shard in self.shards:
             shard.leave()
-        self._workers.shutdown()
-        for shard in self.shards:
-            shard.leave()  # a dial may have ended since
+        ends = time.monotonic() + END_SECONDS
+        while any(shard.busy for shard in self.shards) and (left := ends - time.monotonic()) > 0:
+            self.wait(left)
