@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,27 @@ def test_an_error_at_every_shard_is_raised_at_once(kind: type[Exception], text: 
     with shards(table(), table()) as servers, pytest.raises(kind, match=text) as raised:
         ClusterLearner(members(servers), more.pop("example", EXAMPLE), timeout=600, **more)
     assert not isinstance(raised.value, EchoTimeoutError)
+
+
+def test_a_peer_that_speaks_another_protocol_may_be_replaced() -> None:
+    """Something else listens at the address, such as a proxy whose shard does not run yet. So the learner tries again until its time is over."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    peer, _ = listening.accept()
+                    with peer:
+                        peer.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n" * 10)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            with pytest.raises(EchoTimeoutError, match=r"is refused \(.*does not speak Echo"):
+                ClusterLearner([f"tcp://127.0.0.1:{listening.getsockname()[1]}"], EXAMPLE, timeout=1)
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])

@@ -19,7 +19,7 @@ from echo_core.spec.ragged_leaf import has_ragged
 from .draw import ClusterSample, Draw, Kept
 from .keys import check_keys
 from .members import find_members
-from .shard import UNAVAILABLE, Shard, ShardState
+from .shard import UNAVAILABLE, VERDICTS, Shard, ShardState
 from .shares import chances, counts
 from .upkeep import Upkeep
 
@@ -42,7 +42,7 @@ class ClusterLearner:
         members: who is there; see `members.find_members`.
         example: one sample, like the shards'; for tables of steps, `Steps(example)`.
         table: the table's name at every shard; None is the first one.
-        patience: seconds that a batch waits for a shard. A shard that has not answered then is left out of the batch, and until it answers again.
+        patience: seconds that a batch waits for a shard. A shard that has given nothing then is left out of the batch, and until it answers or has items again.
         seed: of the random numbers that round the counts of shards; None takes one from the system.
         weights: an address at which this learner serves its weights, such as `"tcp://10.0.0.1:7000"`, for shards with `weights_from`. None:
             nothing listens, and `publish` is an error.
@@ -109,10 +109,9 @@ class ClusterLearner:
             passed = time.monotonic() - began
             if "up" in states and ("down" not in states or passed >= self._patience):
                 return
-            if states and all(state == "refused" for state in states):
-                refusal = shards[0].refusal
-                assert refusal is not None
-                raise refusal
+            refusals = [shard.refusal for shard in shards if shard.state == "refused" and isinstance(shard.refusal, VERDICTS)]
+            if refusals and len(refusals) == len(shards):
+                raise refusals[0]
             if passed >= timeout:
                 raise EchoTimeoutError(f"no shard was reached within {shown(timeout)} s: {self._why()}")
             upkeep.wait(min(0.05, timeout - passed))

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from echo_core import Client, ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, JobEnded
-from echo_core.base.errors import HandshakeRefused
+from echo_core import Client, ClosedError, ConfigError, ConnectionClosedError, EchoError, EchoTimeoutError, JobEnded, SecurityError, SpecError
+from echo_core.base.errors import HandshakeRefused, PluginError, UnknownTableError
 from echo_core.base.waiting import shown
 
 from .near import address_from_here
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from .members import Member
 
-__all__ = ["UNAVAILABLE", "Reached", "Shard", "ShardState"]
+__all__ = ["UNAVAILABLE", "VERDICTS", "Reached", "Shard", "ShardState"]
 
 _log = logging.getLogger("echo")
 
 UNAVAILABLE = (EchoTimeoutError, ConnectionClosedError, ClosedError)  # what a shard raises that is closed, stopped or gone
+VERDICTS = (SecurityError, SpecError, ConfigError, PluginError, UnknownTableError, HandshakeRefused)  # the next dial would end in the same way
 DIAL_SECONDS = 5.0  # the longest dial
 FIRST_DIAL_SECONDS = 0.5  # each dial that fails doubles it, so that the reason is known soon, and a slow host is reached later
 LOST_SECONDS = 2.0  # without a connection until it is dialled anew, perhaps at another address
@@ -220,6 +221,7 @@ class Shard:
     def _drop(self) -> None:
         """Forget the client. Keys of its life name nothing any more."""
         self._leave_server()
+        self.waits = ""
         with self._lock:
             client, self.client, self._remote = self.client, None, None
             if client is None:
