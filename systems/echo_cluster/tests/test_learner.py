@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from echo_cluster import ClusterLearner, LocalCluster
+from echo_cluster.members import Member, find_members
 from echo_core import Client, ClosedError, EchoTimeoutError, SecurityError, Table
 
 EXAMPLE = {"id": np.zeros((), np.int64), "x": np.zeros(4, np.float32)}
@@ -134,6 +136,23 @@ def test_a_program_that_ends_without_closing_its_learner_says_nothing(cluster: L
     address = str(cluster.wait(0).addresses[0])
     done = subprocess.run([sys.executable, "-c", UNCLOSED, address, cluster.token], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_members_that_cannot_be_found_for_a_while_stop_no_learner(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+    known, fails, asked = find_members(cluster.members)(), threading.Event(), threading.Semaphore(0)
+
+    def find() -> list[Member]:
+        if fails.is_set():
+            asked.release()
+            raise RuntimeError("a fault of the function")
+        return known
+
+    with ClusterLearner(find, EXAMPLE, token=cluster.token) as learner:
+        fails.set()
+        for _ in range(2):
+            assert asked.acquire(timeout=30), "it asks again"
+        assert learner.sample(8).info.store_size == sum(ITEMS)
+    assert sum("could not be found" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_nobody_there_is_said(tmp_path: object) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from echo_core import ConfigError, EchoError
+from echo_core import ConfigError
 
 from .keys import MOST_SHARDS
 from .shard import Shard
@@ -68,11 +68,12 @@ class Upkeep:
                 if time.monotonic() - self._asked_members > MEMBERS_SECONDS:
                     self._look_for_members()
                     self._failed = ""
-            except (EchoError, OSError) as error:
+            except Exception as error:  # a disk or a name server may fail for a while, and a function of the user may raise anything
                 self._asked_members = time.monotonic()
-                if str(error) != self._failed:  # once for each error
-                    self._failed = str(error)
-                    _log.warning("the members of the cluster could not be found, those known stay: %s", error)
+                why = str(error) or type(error).__name__
+                if why != self._failed:  # once for each error
+                    self._failed = why
+                    _log.warning("the members of the cluster could not be found, those known stay: %s", why)
             busy = sum(shard.busy for shard in self.shards)
             for shard in self.shards:
                 if busy < MOST_AT_ONCE and not shard.busy and shard.due():
