@@ -68,7 +68,7 @@ def test_a_newer_one_replaces_an_older_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rate_limiter": SampleToInsertRatio(4, 10, 100)}, "rate limiter"),
+        ({"rate_limiter": SampleToInsertRatio(4, 10, 100)}, "rate limiter: samples_per_insert is 1.0 in the checkpoint, and 4.0 here; min_diff is"),
         ({"capacity": 300}, "capacity"),
         ({"sampler": "uniform"}, "sampler"),
         ({"max_times_sampled": 2}, "max_times_sampled"),

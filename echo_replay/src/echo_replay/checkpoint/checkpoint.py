@@ -52,6 +52,7 @@ FORMAT = 2
 CHUNK_BYTES = 8 << 20  # bytes of items that are copied and written at once
 MAPPED_BYTES = 64 << 20  # files of at least this size are mapped
 COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
+LIMITS = ("samples_per_insert", "min_diff", "max_diff", "min_size_to_sample")  # of a rate limiter
 RECORDS = ("lengths", "bytes", "waiting")
 FIGURES = ("inserts", "samples", "policy_version", "random")
 WRITING = ".echo-writing-"  # the names of folders that are not complete yet begin with this
@@ -346,6 +347,9 @@ def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Non
         if what == "spec":
             other = type(table.spec).from_json(theirs.get("spec"))
             detail = table.spec.difference(other, "here", "in the checkpoint") or "they differ"
+        elif what == "rate limiter" and isinstance(theirs.get(what), list):
+            named = zip(LIMITS, theirs[what], value)
+            detail = "; ".join(f"{name} is {other} in the checkpoint, and {own} here" for name, other, own in named if other != own)
         else:
             detail = f"{theirs.get(what)} in the checkpoint, {value} here"
         raise CheckpointError(f"{folder}: table {table.name!r} has another {what}: {detail}; restore with the same, or start afresh")
