@@ -314,11 +314,6 @@ class Server(ServerState):
         """Whether clients can connect: the server is started, and neither draining nor closed."""
         return bool(self._listeners) and not self._draining and not self.closed
 
-    @property
-    def draining(self) -> bool:
-        """Whether `drain` was called."""
-        return self._draining
-
     def __enter__(self) -> Server:
         return self.start()
 

@@ -91,6 +91,11 @@ class ServerState(Store):
         return receipts_of(self.peers())
 
     @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
+
+    @property
     def learner_id(self) -> str:
         """What `Weights.learner` is in weights that this server publishes: 16 hex digits, new for every server."""
         return self._publishing.learner

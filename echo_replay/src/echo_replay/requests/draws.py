@@ -94,7 +94,7 @@ class _Draw(Want):
         server, peer, size = self._server(), self._peer, self.n * self._row
         if server is None:
             raise ClosedError("the server is gone")
-        if self._spends and server._draining:  # the answer could come behind the goodbye, and its items would be lost
+        if self._spends and server.draining:  # the answer could come behind the goodbye, and its items would be lost
             raise ClosedError("the server is draining")
         account = server.held.make_room(peer, size)  # before it is drawn, as memory is allocated for it then
         kept = False

@@ -63,7 +63,7 @@ class _RecordDraw(Want):
         server, peer, table = self._server(), self._peer, self._table
         if server is None:
             raise ClosedError("the server is gone")
-        if table.max_times_sampled and table.lease_timeout is None and server._draining:  # see `_Draw`
+        if table.max_times_sampled and table.lease_timeout is None and server.draining:  # see `_Draw`
             raise ClosedError("the server is draining")
         reserved = self._most_bytes()
         account = server.held.make_room(peer, reserved)  # before the draw, so that no item is drawn for which there is no memory

@@ -177,7 +177,7 @@ class Calls:
     def next(self, peer: Peer, op: str) -> Call | Later:
         """The next call for a client that asks for one; or a `Later`, which gets it."""
         later = Later(peer)
-        self._replace(peer)
+        self._fail_former(peer)
         with self._lock:
             client = self._clients.setdefault(peer.owner, _Client())
             client.asked_by, client.serves = peer, True
@@ -215,7 +215,7 @@ class Calls:
                 again.serves = True
         _fail_all(peer, client)
 
-    def _replace(self, peer: Peer) -> None:
+    def _fail_former(self, peer: Peer) -> None:
         """If the client has asked for calls by a connection whose end was not reported yet, these calls fail now."""
         with self._lock:
             client = self._clients.get(peer.owner)
