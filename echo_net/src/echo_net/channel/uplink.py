@@ -114,6 +114,7 @@ class Uplink:
         self.restarts = 0  # of the learner
         self.connects = 0
         self._pauses, self._linked_at = redial_pauses(), 0.0
+        self._sent_away = False  # whether the learner has ended the last link, and not the network
         self.takes_labels = False
         self._dial = dial
         self._client_id = options.client_id or secrets.token_hex(16)
@@ -383,6 +384,7 @@ class Uplink:
             self.end(error)
         elif self._broken_links.believed("weights" if weights else "messages", progress):
             self.end(ProtocolError(f"{error} (this ended {MOST} connections in a row)"))
+        self._sent_away = True
 
     def _establish(self) -> Link | None:
         """Dial until a learner lets us in; None when the connection is over."""
@@ -391,8 +393,9 @@ class Uplink:
         patience = self.options.timeout if again else math.inf
         if start - self._linked_at >= LONGEST_PAUSE:
             self._pauses = redial_pauses()
-        elif again:
+        elif self._sent_away:
             self.over.wait(next(self._pauses))
+        self._sent_away = False
         verdict: EchoError | None = None
         while not self.over.is_set():
             left = max(LEAST_SECONDS, patience - (time.monotonic() - start))
@@ -527,6 +530,7 @@ class Uplink:
                 reason = bytes(link.read(header.length)).decode("utf-8", "replace")
                 if header.flags & ENDED:
                     raise JobEnded(reason)
+                self._sent_away = True
                 raise ConnectionClosedError(f"the learner said goodbye: {reason}")
 
     def hold_weights(

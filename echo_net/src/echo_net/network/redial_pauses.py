@@ -15,8 +15,8 @@ FIRST_PAUSE, FACTOR, LONGEST_PAUSE = 0.05, 1.6, 1.0  # seconds
 def redial_pauses() -> Iterator[float]:
     """Seconds between attempts, without an end: each is 1.6 times the one before, up to one second, and up to 30 % shorter or longer than that.
 
-    Workers that lost one learner at the same moment must not return at the same moment. A link that ends within `LONGEST_PAUSE` counts as a failed
-    attempt: a learner that lets a worker in and ends its connection at once, for lack of memory or because the bytes are damaged, is not dialled all the time.
+    Workers that lost one learner at the same moment must not return at the same moment. A link that the learner ends within `LONGEST_PAUSE` counts as
+    a failed attempt: one that lets a worker in and sends it away at once, such as for lack of memory, is not dialled all the time.
     """
     pause = FIRST_PAUSE
     while True:

@@ -43,6 +43,8 @@ log = logging.getLogger("echo")
 
 ASLEEP = 86400.0  # seconds; the thread has work only when an event comes
 
+SENT_AWAY = "it ended the session: "  # so the engine's reason begins if the learner has ended the link, and not the network (worker/engine_io.hpp)
+
 
 class Uplink:
     """Dials `address` for `worker`, now and whenever its link is lost.
@@ -125,7 +127,7 @@ class Uplink:
         log.warning("%s %r lost %s: %s", self._options.role, worker.name, self._address, why)
         if time.monotonic() - self._linked_at >= LONGEST_PAUSE:
             self._pauses = redial_pauses()
-        elif self._pause(next(self._pauses)):
+        elif (broken is not None or why.startswith(SENT_AWAY)) and self._pause(next(self._pauses)):
             return
         try:
             link = self._dial_until(time.monotonic(), seconds, self._pause)
