@@ -9,7 +9,7 @@ import pytest
 
 from echo_core import Client, ClosedError, Ragged, Server, Table
 
-pytestmark = [pytest.mark.needs("echo-samplers")]
+pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp")]
 
 
 @pytest.mark.parametrize("leaf", [np.zeros((), np.int64), Ragged(np.int64, most=4)])

@@ -71,13 +71,19 @@ class Browser:
             self._driver = base(command_executor=self._service.service_url, options=options, client_config=config)
             self._driver.set_page_load_timeout(timeout)
             self._driver.set_script_timeout(timeout)
+            # The pages handle focus as in the window in front, which a browser without windows may not have.
+            self._driver.command_executor.add_command("cdp", "POST", "/session/$sessionId/goog/cdp/execute")
+            self._driver.execute("cdp", {"cmd": "Emulation.setFocusEmulationEnabled", "params": {"enabled": True}})
         except Exception as error:
             self.close()
             raise EnvironmentFailure(f"miniwob: the browser does not start: {str(error)[:300]}") from error
 
     def open(self, url: str) -> None:
-        """Load a page. Raises EnvironmentFailure."""
+        """Load a page anew. Raises EnvironmentFailure."""
+        # On a busy machine the driver may answer before it has begun to load a page that is open already. The mark is gone with the old page.
+        self.run("window.leftByEcho = true;")
         self._call("the page", lambda driver: driver.get(url))
+        self.until("return !window.leftByEcho && document.readyState === 'complete';")
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run a script in the page and return what it returns. Raises EnvironmentFailure."""
