@@ -66,8 +66,8 @@ cdef class RecordSender:
 
     cdef RaggedFlattener flattener
     cdef object send_chunks, unacknowledged, held, origin, scratch
-    cdef object lock      # held by the call that sends, which may wait for long
-    cdef object counting  # guards `chunks`, `records` and `ends`, so that statistics need not wait for that call
+    cdef object lock      # the call that sends holds it, perhaps for long
+    cdef object counting  # it guards `chunks`, `records` and `ends`, so that statistics need not wait for `lock`
     cdef uint64_t stream           # the head of the next chunk: it goes on only when chunks were taken
     cdef uint64_t chunks, records  # that the connection has taken
     cdef deque[uint64_t] ends      # the value of `chunks` after each record that may be unacknowledged

@@ -43,7 +43,7 @@ _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 AUTHORITY_DAYS = 3650.0
 CERTIFICATE_DAYS = 365.0
 MOST_DAYS = 36500.0
-#: What to do about a certificate that is refused, for the end of a transport's message.
+#: The remedies for a refused certificate. Transports end their error with them.
 CERTIFICATE_ADVICE = (
     "check its dates; the worker's tls_authority must be the authority that issued the learner's certificate (`echoctl tls authority` makes one); "
     "that certificate must name the host of the worker's address (`echoctl tls server NAME --host HOST` makes one); "

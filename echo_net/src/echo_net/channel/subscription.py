@@ -58,7 +58,7 @@ class Subscription:
 
     @property
     def written(self) -> int:
-        """The version that was sent whole and is not confirmed; 0 if there is none."""
+        """The version that was sent whole and is not confirmed; 0 if every version is confirmed or passed."""
         return self.sent if self._next is None else 0
 
     def passed(self, digest: int) -> None:

@@ -54,7 +54,7 @@ class Report:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Report:
-        """The report of a file of episodes. Raises ConfigError if there is none, or if it cannot be read."""
+        """The report of a file of episodes. Raises ConfigError if the file is missing or cannot be read."""
         if not Path(path).exists():
             raise ConfigError(f"there is no file {path}; name the folder of a run as output_dir")
         return cls(EpisodesFile(path).read())
